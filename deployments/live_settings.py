@@ -37,7 +37,10 @@ NO_KEY = (
     "RAY_CLUSTER_API_KEYS), or http.open: true to let anybody call"
 )
 """What a service says that was started without the keys that it had before."""
-
+_STAYS_OPEN = (
+    "http.open is true beside API keys: a change that removes the last one would open the service "
+    "to anybody; set it to false"
+)
 
 RunningWorker = PoolArguments | DiscriminatorArguments | ControlNetArguments
 _ARGUMENTS_OF: dict[str, type[RunningWorker]] = {
@@ -187,6 +190,8 @@ class LiveSettings:
         found = []
         if self._kept_keys:
             found.append(NO_KEY)
+        if self._config.http.open and self.book.settings.api_keys:
+            found.append(_STAYS_OPEN)
         if self._watch is not None and self._watch.problem:
             found.append(self._watch.problem)
         # of a refused file only the problem counts: an earlier version of it is no longer there

@@ -69,11 +69,13 @@ def admit(
         waiting = queue.waiting(model)
         share = ShareView(waiting, 1, waiting.num_requests)
     if num := num_too_many(group, share, queue):
+        num_own = share.own.num_requests
+        limit = max(0, num_own + len(group) - num)
         if share.is_held_back:
             # it leaves when its add-ons come, and nobody knows when
-            return Offer(accepted=False, reason="held_back_full")
-        wait_s = share.num_clients * drain_s(num, model, queue)
-        return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s)
+            return Offer(accepted=False, reason="held_back_full", limit=limit)
+        wait_s = drain_s(share.num_until(num) if num_own else num, model, queue)
+        return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s, limit=limit)
     if not any(has_deadline(one) for one in group):
         return _admit_however_late(group, queue)
     return _admit_in_time(group, queue)

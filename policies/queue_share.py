@@ -10,7 +10,7 @@ to N, which is cut off at four times the bound.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ray_cluster.policies.load import Load, load_s, total_load
@@ -31,12 +31,15 @@ class ShareView:
         num_waiting: all requests there.
         is_held_back: whether it is not the model's queue, but where requests wait for their add-ons
             before they join it.
+        num_until: returns how many requests there are up to the client's own of that number, in the
+            queue's order.
     """
 
     own: Load
     num_clients: int
     num_waiting: int
     is_held_back: bool = False
+    num_until: Callable[[int], int] = int
 
 
 def num_too_many(group: Sequence[RequestView], share: ShareView, queue: QueueView) -> int:

@@ -247,7 +247,8 @@ class Offer:
             would miss its deadline.
         num_steps: of each of the group, if some are made with fewer steps than they ask for; else
             empty.
-        limit: the bound that the client has met, with ``client_limit``.
+        limit: the bound that the client has met, with ``client_limit``; images that it may have
+            there at present, with ``queue_full`` and ``held_back_full``.
         is_simulated: whether the prediction simulated steps; else it is a fluid's.
         exchanges: ids of preempted requests, each with that of the request that gets its slot; see
             :mod:`ray_cluster.policies.preemption`.

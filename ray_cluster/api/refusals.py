@@ -80,20 +80,19 @@ def _too_many_requests(offer: Offer, model: str, num_images: int) -> ApiError:
                 "(limits.max_attached_images_per_client). Some of yours should be done in "
                 f"{wait_s} s. Try again then, or make jobs of them (POST /v1/jobs)."
             )
-        case "queue_full":
+        case "queue_full" if offer.limit == 0:
             code = "queue_full"
             message = (
-                f"Your share of the queue of {model!r} is full (limits.max_queued_images, "
-                f"limits.max_queue_s); it should have free slots in {wait_s} s. Try again then, or "
-                "ask for fewer images."
+                f"All clients together have filled the queue of {model!r}; it should have free "
+                f"slots in {wait_s} s. Try again then."
             )
+        case "queue_full":
+            code = "queue_full"
+            message = _share_is_full(f"the queue of {model!r}", offer, wait_s, num_images)
         case "held_back_full":
             code, wait_s = "too_many_held_back", whole_seconds(DEFAULT_RETRY_AFTER_S)
-            message = (
-                "You have as many images waiting for LoRAs and ControlNets that are not loaded "
-                "yet as this service keeps for you (limits.max_queued_images). Try again in "
-                f"{wait_s} s, or without these."
-            )
+            where = f"what waits for LoRAs and ControlNets of {model!r} to be loaded"
+            message = _share_is_full(where, offer, wait_s, num_images)
         case _:
             raise ValueError(f"there is no answer to a caller for {offer}")
     return ApiError(
@@ -103,6 +102,18 @@ def _too_many_requests(offer: Offer, model: str, num_images: int) -> ApiError:
         param=param,
         retry_after_s=wait_s,
         retry="asked" if is_asked else "self",
+    )
+
+
+def _share_is_full(where: str, offer: Offer, wait_s: int, num_images: int) -> str:
+    fewer = ", or ask for fewer images" if num_images > 1 else ""
+    share = ""
+    if offer.limit is not None:
+        share = f" At present it is {offer.limit} image{'' if offer.limit == 1 else 's'}."
+    return (
+        f"Your share of {where} is full.{share} It follows from limits.max_queued_images, "
+        "limits.max_queue_s and how many clients wait there. It should have free slots in "
+        f"{wait_s} s; try again then{fewer}."
     )
 
 

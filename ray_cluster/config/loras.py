@@ -17,7 +17,8 @@ _HOST = re.compile(r"(?=.{1,253}$)[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?")
 
 
 class LoraEntry(Section):
-    """A LoRA that is registered when the dispatcher starts, unless its name is."""
+    """A LoRA that is registered when the dispatcher starts or the file changes, unless its name is
+    taken."""
 
     name: str = Field(pattern=LORA_NAME.pattern, description="name by which calls choose it")
     base: str = Field(description="model that it is made for")

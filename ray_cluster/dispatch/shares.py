@@ -44,6 +44,10 @@ class Lane:
         if not clients:
             del self._by_model[model], self.counts[model]
 
+    def client_of(self, request_id: str) -> str:
+        """Return whose a request is that waits here."""
+        return self._entries[request_id][1]
+
     def share(self, model: str, client: str) -> ShareView:
         """Return what a client has waiting for a model, and beside how many others."""
         clients = self._by_model.get(model, {})

@@ -6,6 +6,8 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import islice
 
 from ray_cluster.dispatch.controls import ControlNets
 from ray_cluster.dispatch.loras import Loras
@@ -84,9 +86,16 @@ class WaitingRoom:
 
     def share(self, requests: Sequence[ImageRequest], model: str, client: str) -> ShareView:
         """Return what waits where requests would, whose first stage is of one model."""
-        is_held_back = any(self._is_held_back(one) for one in requests)
-        lane = self._held_lane if is_held_back else self._queued_lane
-        return lane.share(model, client)
+        if any(self._is_held_back(one) for one in requests):
+            return self._held_lane.share(model, client)
+        share = self._queued_lane.share(model, client)
+        return replace(share, num_until=partial(self._num_until, model, client))
+
+    def _num_until(self, model: str, client: str, number: int) -> int:
+        """Return how many wait up to a client's request of that number, the next one first."""
+        whose = (self._queued_lane.client_of(one.request_id) for one in self.queue.of_model(model))
+        places = (place for place, one in enumerate(whose, start=1) if one == client)
+        return next(islice(places, number - 1, None), number)
 
     def _is_held_back(self, request: ImageRequest, steps_done: int = 0) -> bool:
         return self._loras.holds_back(request, steps_done) or self._controls.holds_back(request)

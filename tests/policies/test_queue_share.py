@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ray_cluster.policies.admission import admit
@@ -69,10 +71,14 @@ def test_all_clients_together_have_a_bound() -> None:
     assert admit(group(2), queued(12), share=empty).reason == "queue_full"
 
 
-def test_the_wait_is_as_long_as_it_takes_beside_others() -> None:
+def test_the_wait_is_until_enough_of_the_clients_own_have_left() -> None:
     alone = admit(group(), queued(12), share=share(12, 1, 12))
-    beside = admit(group(), queued(12), share=share(6, 2, 12))
-    assert (alone.retry_after_s, beside.retry_after_s) == (SHARE_S, 2 * SHARE_S)
+    assert (alone.retry_after_s, alone.limit) == (SHARE_S, 12)
+    # five of another client stand before its first one
+    behind = replace(share(6, 2, 12), num_until=lambda number: 5 + number)
+    offers = [admit(group(num), queued(12), share=behind) for num in (1, 2)]
+    assert [one.retry_after_s for one in offers] == [6 * SHARE_S, 7 * SHARE_S]
+    assert [one.limit for one in offers] == [6, 6]
 
 
 def test_nobody_knows_when_what_is_held_back_goes_on() -> None:
