@@ -209,9 +209,16 @@ class Cascades:
     def advance(self, now_s: float) -> None:
         """Decide over every request whose stage has ended."""
         for record in self._ledger.take_between():
-            if (cascade := record.cascade) is None:
-                continue
             self._later.pop(record.view.request_id, None)
+            try:
+                self._advance(record, now_s)
+            except Exception:
+                # a mistake of ours: it ends this request, and no other
+                logger.exception("no decision over %s", record.view.request_id)
+                self._ledger.fail(record, "error", "the service could not decide what follows")
+
+    def _advance(self, record: RequestRecord, now_s: float) -> None:
+        if (cascade := record.cascade) is not None:
             if cascade.failure is not None:
                 self._answer_light(record, cascade, now_s)
             elif cascade.stage == "score":

@@ -225,8 +225,9 @@ class Ledger:
         match event:
             case Finished():
                 self._finish(record, event, now_s)
-            case Scored() if record.cascade is not None:
-                record.cascade.scored = event.confidence
+            case Scored(confidence=confidence) if record.cascade is not None:
+                # what is no confidence counts as none
+                record.cascade.scored = confidence if 0 <= confidence <= 1 else None
                 self.leave_stage(record, now_s)
             case Failed() if record.cascade is not None and record.cascade.stage == "score":
                 self.leave_stage(record, now_s)
@@ -265,6 +266,10 @@ class Ledger:
         record.num_losses += 1
         if record.num_losses < self._max_attempts:
             self._requeue(record, now_s, "lost")
+            return
+        if record.cascade is not None and record.cascade.stage == "score":
+            # the image is made; it goes on without a confidence
+            self.leave_stage(record, now_s)
             return
         message = f"{record.num_losses} replicas were lost while they worked on it"
         self.fail(record, "lost", message, now_s)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.dispatch.state import Restored
-from ray_cluster.protocol.outcomes import Deferred
+from ray_cluster.dispatch.state import RequestRecord, Restored
+from ray_cluster.protocol.outcomes import Completed, Deferred
 from ray_cluster.requests import (
     CascadeUse,
     Failure,
@@ -331,3 +331,48 @@ def test_what_a_cascade_routes_fills_the_queue_of_its_light_model() -> None:
     assert core.offer([routed("a"), routed("b")], 0.0).accepted
     assert core.offer([routed("c")], 0.0).reason == "queue_full"
     assert core.offer([image_request("d", "heavy")], 0.0).accepted
+
+
+def test_a_discriminator_that_dies_of_an_image_again_and_again_costs_only_the_confidence() -> None:
+    core = make_core()
+    up_to_score(core, routed("a"))
+    for number in range(CONFIG.max_attempts):
+        core.unregister("s0", 2.0 + number)
+        core.register(scorer(), 2.0 + number)
+        core.poll(poll_of("s0"), 2.0 + number)
+    answer = only(core.take_outcomes()).cascade
+    assert answer is not None
+    assert (answer.stage, answer.reason) == ("light", "scorer_away")
+
+
+def test_what_is_no_confidence_counts_as_none_and_holds_up_nobody() -> None:
+    core = make_core()
+    core.offer([routed("a")], 0.0)
+    core.offer([routed("b")], 0.0)
+    leases = core.poll(poll_of("l"), 0.0).leases
+    core.report("l", [made(one) for one in leases], 1.0)
+    first, second = core.poll(poll_of("s0"), 1.0).leases
+    outcomes, _ = core.report("s0", [scored(first, 1.5), scored(second, 0.9)], 1.5)
+    answers = [one.cascade for one in outcomes if isinstance(one, Completed)]
+    assert [one.reason for one in answers if one] == ["scorer_away", "confident"]
+
+
+def test_a_mistake_over_one_request_ends_it_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    core = make_core()
+    core.offer([routed("a")], 0.0)
+    core.offer([routed("b")], 0.0)
+    leases = core.poll(poll_of("l"), 0.0).leases
+    core.report("l", [made(one) for one in leases], 1.0)
+    first, second = core.poll(poll_of("s0"), 1.0).leases
+    decide = core._cascades._decide
+
+    def mistaken(record: RequestRecord, *others: Any) -> None:
+        assert record.view.request_id != "a", "a mistake"
+        decide(record, *others)
+
+    monkeypatch.setattr(core._cascades, "_decide", mistaken)
+    outcomes, _ = core.report("s0", [scored(first, 0.9), scored(second, 0.9)], 1.5)
+    ends = {one.request_id: one for one in outcomes}
+    assert isinstance(ends["a"], Failure)
+    assert isinstance(ends["b"], Completed)
+    assert not core.knows("a")
