@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import defaultdict
 from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -67,22 +68,42 @@ class StoredBytes:
         if is_new and num_bytes > most:
             raise self._too_many(num_bytes, most)
 
-    async def counted(
+    @asynccontextmanager
+    async def arriving(
         self, client: str, chunks: AsyncIterator[bytes], most: int
-    ) -> AsyncGenerator[bytes, None]:
-        """Yield the same bytes, which count as arriving until this is closed.
+    ) -> AsyncIterator[AsyncGenerator[bytes, None]]:
+        """Give the same bytes, which count as arriving until this is left: note them before.
 
         Raises:
-            ApiError: 429, the client would have more than ``most``.
+            ApiError: 429, the client would have more than ``most``; the bytes raise it, too.
         """
-        mine = 0
-        try:
+        mine, is_whole = 0, False
+
+        def count(num_bytes: int) -> None:
+            nonlocal mine
+            mine += num_bytes
+            self._arriving[client] += num_bytes
+            if (in_all := self.of(client)) > most:
+                raise self._too_many(in_all, most)
+
+        async def counted() -> AsyncGenerator[bytes, None]:
+            nonlocal is_whole
+            num_bytes = 0
             async for chunk in chunks:
-                mine += len(chunk)
-                self._arriving[client] += len(chunk)
-                if (num_bytes := self.of(client)) > most:
-                    raise self._too_many(num_bytes, most)
+                num_bytes += len(chunk)
+                count(max(0, num_bytes - mine))
                 yield chunk
+            is_whole = True
+
+        try:
+            count(_LEAST_BYTES)
+            async with aclosing(counted()) as same:
+                yield same
+        except asyncio.CancelledError:
+            if is_whole:
+                # the store's thread goes on: it may be there, though nobody notes it
+                self._sent[self._period][client].num_bytes += mine
+            raise
         finally:
             self._arriving[client] -= mine
             if not self._arriving[client]:
@@ -125,9 +146,9 @@ class ClientInputs:
         Raises:
             ApiError: 429, the client has too much there.
         """
-        async with aclosing(self.stored.counted(self.client, chunks, self.most)) as counted:
+        async with self.stored.arriving(self.client, chunks, self.most) as counted:
             ref = await self.inputs.put(owner, counted, max_bytes=max_bytes)
-        self.stored.note(self.client, ref)
+            self.stored.note(self.client, ref)
         return ref
 
     def renew(self, owner: str, ref: BlobRef) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,12 @@ import pytest
 from ray_cluster.api.app import create_app
 from ray_cluster.api.errors import ApiError
 from ray_cluster.api.sent_images import SentImages
-from ray_cluster.api.stored_inputs import StoredBytes
+from ray_cluster.api.stored_inputs import ClientInputs, StoredBytes
 from ray_cluster.config.keys import KeyConfig
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.errors import ConfigError
 from ray_cluster.requests import BlobRef
+from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 from tests.api.checks import check_error, error_of
 from tests.api.conftest import shapes_profile
@@ -110,7 +111,7 @@ class Client:
             for _ in range(num_bytes // 1024):
                 yield bytes(1024)
 
-        async with aclosing(self.stored.counted("a", chunks(), most)) as counted:
+        async with self.stored.arriving("a", chunks(), most) as counted:
             async for _ in counted:
                 pass
 
@@ -126,7 +127,7 @@ async def test_an_image_counts_until_it_is_deleted() -> None:
     one.note("0", MIB // 2)
     one.note("0", MIB // 2)
     assert one.stored.of("a") == MIB
-    with pytest.raises(ApiError, match="would take 1049600 bytes; at most 1048576"):
+    with pytest.raises(ApiError, match="would take 1114112 bytes; at most 1048576"):
         await one.send(2048)
     one.clock.now_s += GRACE_S
     assert one.stored.of("a") == MIB // 2
@@ -142,15 +143,61 @@ async def test_images_that_arrive_at_once_count_together_and_not_when_they_fail(
         while True:
             yield bytes(MIB // 2)
 
-    first = one.stored.counted("a", slow(), MIB)
-    await anext(first)
-    await one.send(MIB // 2)
-    assert one.stored.of("a") == MIB // 2
-    with pytest.raises(ApiError):
-        await one.send(MIB // 2 + 1024)
-    await first.aclose()
+    async with one.stored.arriving("a", slow(), MIB) as first:
+        await anext(first)
+        await one.send(MIB // 2)
+        assert one.stored.of("a") == MIB // 2
+        with pytest.raises(ApiError):
+            await one.send(MIB // 2 + 1024)
     assert one.stored.of("a") == 0
     await one.send(MIB)
+
+
+class SlowInputs(InputStore):
+    """Commits once it may."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(BlobStore(str(folder)), grace_s=GRACE_S, wall_clock=FakeClock(0.0))
+        self.may_commit = asyncio.Event()
+
+    async def put(self, owner: str, chunks: AsyncIterator[bytes], *, max_bytes: int) -> BlobRef:
+        data = b"".join([chunk async for chunk in chunks])
+        await self.may_commit.wait()
+        return BlobRef(hashlib.sha256(data).hexdigest(), len(data))
+
+
+@pytest.mark.parametrize("num_bytes", [MIB // 4, 1])
+async def test_images_that_wait_for_a_slow_store_count(tmp_path: Path, num_bytes: int) -> None:
+    one, inputs = Client(), SlowInputs(tmp_path)
+    mine = ClientInputs(inputs, one.stored, "a", MIB)
+
+    async def put(n: int) -> BlobRef:
+        async def chunks() -> AsyncIterator[bytes]:
+            yield bytes([n]) * num_bytes
+
+        return await mine.put("a", chunks(), max_bytes=MIB)
+
+    calls = [asyncio.create_task(put(n)) for n in range(32)]
+    await asyncio.sleep(0.01)
+    inputs.may_commit.set()
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    num_stored = sum(isinstance(result, BlobRef) for result in results)
+    assert num_stored == (4 if num_bytes > 1 else 16)
+    assert one.stored.of("a") == MIB
+
+
+async def test_an_image_whose_client_leaves_while_it_is_committed_counts(tmp_path: Path) -> None:
+    one = Client()
+    mine = ClientInputs(SlowInputs(tmp_path), one.stored, "a", MIB)
+
+    async def chunks() -> AsyncIterator[bytes]:
+        yield bytes(MIB)
+
+    call = asyncio.create_task(mine.put("a", chunks(), max_bytes=MIB))
+    await asyncio.sleep(0.01)
+    call.cancel()
+    await asyncio.gather(call, return_exceptions=True)
+    assert one.stored.of("a") == MIB
 
 
 def test_the_number_of_images_is_bounded_too() -> None:
