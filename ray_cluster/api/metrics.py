@@ -27,6 +27,8 @@ _SECONDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 _PUSH_AFTER_S = 0.05
 # a gateway without calls reports now and then that it lives
 _PUSH_EVERY_S = 5.0
+# a caller may name any method
+_METHODS = frozenset({"GET", "HEAD", "POST", "DELETE", "PUT", "PATCH", "OPTIONS"})
 # of an id in a path, which may be anything
 _MAX_ID_CHARS = 100
 
@@ -131,7 +133,8 @@ class CallMiddleware:
             raise
         finally:
             route = getattr(scope.get("route"), "path", "other")
-            method = "other" if route == "other" else scope["method"]
+            is_known = route != "other" and scope["method"] in _METHODS
+            method = scope["method"] if is_known else "other"
             seconds = time.perf_counter() - started_s
             self._endpoint.answered(route=route, method=method, status=status, seconds=seconds)
             _log(scope, route=route, method=method, status=status, elapsed_s=seconds)

@@ -90,6 +90,16 @@ async def test_ids_and_unknown_paths_make_no_series(gateways: list[httpx.AsyncCl
     }
 
 
+async def test_methods_that_http_does_not_know_make_one_series(
+    http: httpx.AsyncClient,
+) -> None:
+    for index in range(20):
+        await http.request(f"M{index}", "/v1/models")
+    found = await scrape(http)
+    counted = {labels for name, labels in found if name == "ray_cluster_http_requests_total"}
+    assert counted == {"method=other,route=/v1/models,status=405"}
+
+
 async def test_an_unexpected_failure_is_counted_as_one(
     fake: FakeDispatcherClient, http: httpx.AsyncClient
 ) -> None:
