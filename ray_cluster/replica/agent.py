@@ -129,6 +129,7 @@ class ReplicaAgent:
         self._loop = asyncio.get_running_loop()
         self._states.start()
         self._runner.start(self.on_runner_event)
+        self._add_ons.call_when_overdue(self._preempt)
         self._loops = [
             asyncio.create_task(self._polls.poll_forever(), name="the polling task"),
             asyncio.create_task(self._leases.report_forever(), name="the reporting task"),

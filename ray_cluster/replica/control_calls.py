@@ -102,10 +102,15 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changes:
-    """What follows from something that has happened."""
+    """What follows from something that has happened.
+
+    Attributes:
+        overdue: calls that have had no peer for too long; each check names them again.
+    """
 
     orders: tuple[Order, ...] = ()
     failures: tuple[Failure, ...] = ()
+    overdue: tuple[Call, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -137,7 +142,8 @@ class ControlCalls:
 
     Args:
         clock: monotonic seconds, that of the asks' deadlines.
-        patience_s: that a step without any connected peer has at least.
+        patience_s: that a step without any connected peer has at least; after it, the step is
+            overdue.
     """
 
     def __init__(
@@ -246,7 +252,12 @@ class ControlCalls:
 
     def check(self) -> Changes:
         """See who has been silent for too long, and which steps have waited for too long."""
-        now_s, orders, failures = self._clock(), list[Order](), list[Failure]()
+        now_s, orders, failures, overdue = (
+            self._clock(),
+            list[Order](),
+            list[Failure](),
+            list[Call](),
+        )
         for call in self._live():
             usual_s = self.usual_s(call.ask.name)
             for peer_id, sent in call.sent.items():
@@ -255,6 +266,8 @@ class ControlCalls:
         for call in self._live():
             if now_s >= self._until_s(call):
                 failures.append(self._failed(call, self._nobody(call, now_s)))
+            elif not call.sent and now_s >= call.waiting_since_s + self._patience_s:
+                overdue.append(call)
             elif call.sent and all(self._peers[one].is_suspect for one in call.sent):
                 others = [
                     peer
@@ -262,7 +275,7 @@ class ControlCalls:
                     if peer.peer_id not in call.sent and not peer.is_suspect
                 ]
                 orders += self._place(call, others, "silent")
-        return Changes(tuple(orders), tuple(failures))
+        return Changes(tuple(orders), tuple(failures), tuple(overdue))
 
     def _live(self) -> list[Call]:
         """Return the calls that somebody needs, and drop the others."""

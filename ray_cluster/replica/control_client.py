@@ -76,7 +76,8 @@ class RemoteControls:
     Args:
         clock: monotonic seconds, the engine's.
         on_ready: called after each future is set, in another thread; must return quickly.
-        patience_s: that a step has at least while nobody serves its ControlNet.
+        patience_s: that a step has at least while nobody serves its ControlNet; after it, its
+            request is overdue.
         connector: makes links.
     """
 
@@ -90,6 +91,7 @@ class RemoteControls:
     ) -> None:
         self._clock = clock
         self._on_ready = on_ready
+        self._on_overdue: Callable[[str], None] = lambda _request_id: None
         self._connector = connector
         self._metrics = ControlClientMetrics()
         self._calls = ControlCalls(clock=clock, metrics=self._metrics, patience_s=patience_s)
@@ -138,6 +140,13 @@ class RemoteControls:
     def call_when_ready(self, wake: Callable[[], None]) -> None:
         """Have something called after each future that is set; must return quickly."""
         self._on_ready = wake
+
+    def call_when_overdue(self, report: Callable[[str], None]) -> None:
+        """Have something called with the id of a request that waits for a ControlNet too long.
+
+        From another thread, and again until the request leaves; it must return quickly.
+        """
+        self._on_overdue = report
 
     def forget(self, key: str) -> None:
         """Drop what is kept under a key."""
@@ -281,6 +290,9 @@ class RemoteControls:
             self._send(changes.orders)
         for one in changes.failures:
             self._fail(one.call, one.error)
+        for call in changes.overdue:
+            # a key is the id of a request, a slash, and its use of the ControlNet
+            self._on_overdue(call.ask.key.rpartition("/")[0])
 
     def _send(self, orders: Sequence[Order]) -> None:
         """Hand orders to the sending threads, under the lock, so that they keep their order."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
@@ -23,6 +24,8 @@ class ControlPeers(Protocol):
     """The part of :class:`~ray_cluster.replica.control_client.RemoteControls` that is used here."""
 
     def set_peers(self, directory: Directory) -> None: ...
+
+    def call_when_overdue(self, report: Callable[[str], None]) -> None: ...
 
     def metrics(self) -> Snapshot: ...
 
@@ -54,6 +57,19 @@ class ReplicaAddOns:
         """Note which workers may be called."""
         if self.controls is not None:
             self.controls.set_peers(directory)
+
+    def call_when_overdue(self, report: Callable[[str], None]) -> None:
+        """Have something called on the running loop with the id of a request that waits too long.
+
+        A ControlNet that it needs has no replica.
+        """
+        if self.controls is not None:
+            loop = asyncio.get_running_loop()
+
+            def report_there(request_id: str) -> None:
+                loop.call_soon_threadsafe(report, request_id)
+
+            self.controls.call_when_overdue(report_there)
 
     def close(self) -> None:
         """Call no others any more."""

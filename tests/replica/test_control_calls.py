@@ -122,6 +122,23 @@ def test_it_fails_at_its_deadline_and_after_five_seconds_at_least(setup: Setup) 
     assert not setup.calls
 
 
+@pytest.mark.parametrize("slo_s", [60.0, 86400.0])
+def test_a_step_without_a_peer_is_overdue_after_five_seconds_whatever_its_deadline(
+    setup: Setup, slo_s: float
+) -> None:
+    setup.calls.peer_up("a", NAME)
+    call = setup.ask(1, deadline_s=1000.0 + slo_s)
+    setup.now_s += 10
+    assert setup.calls.check().overdue == ()
+    setup.calls.peer_down("a")
+    setup.now_s += 5.1
+    changes = setup.calls.check()
+    assert (changes.overdue, changes.failures) == ((call,), ())
+    # it is asked of a peer that comes before its request has left
+    assert _sent(setup.calls.peer_up("b", NAME)) == [("b", "open"), ("b", "step")]
+    assert setup.calls.check().overdue == ()
+
+
 def test_a_peer_that_comes_and_goes_gives_no_more_time(setup: Setup) -> None:
     setup.ask(1, deadline_s=900.0)
     for number in range(10):

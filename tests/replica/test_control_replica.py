@@ -9,7 +9,7 @@ import time
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,17 @@ from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.models.builtin import weights_folder
+from ray_cluster.protocol.leases import Returned
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.replica.builder import build_agent
 from ray_cluster.replica.control_agent import ControlAgent
 from ray_cluster.replica.control_builder import build_control
+from ray_cluster.replica.control_client import RemoteControls
 from ray_cluster.requests import AddOns, BlobRef, ControlUse, Failure, ImageRequest
 from ray_cluster.storage.inputs import OPEN_OWNER, InputStore
 from tests.engine.random_controlnets import random_map
-from tests.replica.setup import Link, offer, outcomes
+from tests.replica.setup import Link, offer, outcomes, until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -286,6 +288,28 @@ async def test_another_replica_goes_on_when_one_goes(tmp_path: Path, coder: Imag
         first_one, *others = map(pixels_of, found.values())
         # rounding depends on a batch
         assert all(np.abs(one - first_one).max() <= 1 for one in others)
+
+
+async def test_a_request_whose_controlnet_has_gone_returns_to_the_queue_with_its_steps(
+    tmp_path: Path, coder: ImageCoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ray_cluster.replica.builder.RemoteControls", partial(RemoteControls, patience_s=0.2)
+    )
+    async with cell(tmp_path, coder) as here:
+        first = await here.add_control("edges", "first")
+        base = await here.add_base()
+        one = here.request(0, num_steps=40, slo_s=3600.0)
+        await offer(here.link.service, [one])
+        await until(lambda: base._runner.steps_done_by_id.get("r0", 0) > 2)
+        await here.remove(first)
+        await until(lambda: here.link.reported, "the return of the lease")
+        (returned,) = here.link.reported
+        assert isinstance(returned, Returned)
+        assert returned.steps_done > 2
+        await until(lambda: base._runner.num_in_flight == 0)
+        await here.add_control("edges", "second")
+        assert isinstance((await outcomes(here.link.service, [one]))["r0"], Completed)
 
 
 def pixels_of(outcome: Outcome) -> Any:
