@@ -189,7 +189,7 @@ class JobService:
         Once this returns an accepted job, it survives the death of every process.
         """
         # whoever called may be gone by now: a job is accepted whole or not at all
-        making = self._spawn(self._create_once(job, self._threads.visit()))
+        making = self._spawn(self._create_once(job, self._threads.visit(job.client)))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -239,7 +239,7 @@ class JobService:
             if open_job.stored.is_set():
                 # the same has just been written
                 return JobView(open_job.job)
-        job = await self._find(job_id)
+        job = await self._find(client, job_id)
         return None if job is None or job.client != client else self._views.view(job)
 
     async def job_change(
@@ -250,20 +250,20 @@ class JobService:
             await self._watchers.wait(open_job, seen, wait_s)
         return await self.job(client, job_id)
 
-    async def _find(self, job_id: str) -> Job | None:
+    async def _find(self, client: str, job_id: str) -> Job | None:
         open_job = self._open.get(job_id)
         if open_job is not None:
             return open_job.job
-        return await self._threads.visit().read(self._store.get, job_id)
+        return await self._threads.visit(client).read(self._store.get, job_id)
 
     async def jobs(self, query: JobQuery) -> JobPage:
         """Return a page of a client's jobs, the newest first."""
         if query.state in (None, *FINAL_STATES):
             # one more tells whether more follow
             more = replace(query, limit=query.limit + 1)
-            page = await self._threads.visit().read(self._store.page, more)
+            page = await self._threads.visit(query.client).read(self._store.page, more)
             return await self._views.page(page, query.limit)
-        last = None if query.after is None else await self._find(query.after)
+        last = None if query.after is None else await self._find(query.client, query.after)
         if query.after is not None and (last is None or last.client != query.client):
             return JobPage((), has_more=False)
         return await self._views.open_page(query, last)

@@ -16,6 +16,7 @@ import sqlalchemy as sa
 from sqlalchemy.exc import SQLAlchemyError
 
 from ray_cluster.codec.values import CodecError, TextCodec, is_versioned, plain_of
+from ray_cluster.jobs.page_size import until_full
 from ray_cluster.jobs.sql_engine import WRITES, JobStoreError, connect, migrate
 from ray_cluster.protocol.jobs import FINAL_STATES, Job, JobQuery, StoredImage
 from ray_cluster.protocol.leases import Registration
@@ -122,7 +123,10 @@ class SqlJobStore:
             return self._one(connection, is_named)
 
     def page(self, query: JobQuery) -> list[Job]:
-        """Return a client's jobs, the newest first; none after an unknown job."""
+        """Return a client's jobs, the newest first; none after an unknown job.
+
+        No more than one job more than a page may hold (:mod:`~ray_cluster.jobs.page_size`).
+        """
         order = sa.tuple_(_JOBS.c.created_s, _JOBS.c.job_id)
         rows = sa.select(_JOBS).where(_JOBS.c.client == query.client)
         if query.state is not None:
@@ -134,7 +138,8 @@ class SqlJobStore:
                     return []
                 rows = rows.where(order < (last.created_s, last.job_id))
             rows = rows.order_by(_JOBS.c.created_s.desc(), _JOBS.c.job_id.desc())
-            return self._all(connection, rows.limit(query.limit))
+            with connection.execute(rows.limit(query.limit)) as found:
+                return list(until_full(self._job(dict(row._mapping)) for row in found))
 
     def unfinished(self) -> list[Job]:
         """Return every job that has not ended, the oldest first."""

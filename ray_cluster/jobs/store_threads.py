@@ -2,6 +2,8 @@
 
 A write waits for the disk, some milliseconds each. While it does, others queue up, and go as one
 transaction: however many jobs come, there is one wait at a time. Reads never wait for writes.
+
+Reads are taken in turn by client. Writes keep their order: none of a job's may overtake another.
 """
 
 from __future__ import annotations
@@ -10,14 +12,16 @@ import asyncio
 import logging
 import math
 import time
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from ray_cluster.errors import JobStoreUnavailable
+from ray_cluster.imaging.fair_queue import Entry, FairQueue
 from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
 
@@ -29,6 +33,10 @@ T = TypeVar("T")
 # with the store's own time-out it stays below that of the caller, who gets an answer
 _TURN_S = 1.5
 _MAX_TOGETHER = 100
+# calls of one client that wait
+_MOST_WAITING = 256
+# the client of what the service does by itself, without that bound
+_OWN = ""
 # how often a store that fails is looked at without anybody asking
 _PROBE_EVERY_S = 1.0
 
@@ -50,7 +58,7 @@ class _Call:
 
     def run(self) -> Any:
         """Return what the store returns, or an error if it is too late; in the store's thread."""
-        return JobStoreError("the job store is busy") if self.is_late else self.work()
+        return _busy() if self.is_late else self.work()
 
     def end(self, result: Any) -> None:
         """Answer with a result, or an error."""
@@ -79,20 +87,23 @@ class StoreThreads:
         """Whether reads or writes of the store fail."""
         return any(lane.is_failing for lane in self._lanes.values())
 
-    def visit(self) -> StoreVisit:
+    def visit(self, client: str = _OWN) -> StoreVisit:
         """Return the store for a caller that begins to wait now."""
-        return StoreVisit(self, time.monotonic() + _TURN_S)
+        return StoreVisit(self, client, time.monotonic() + _TURN_S)
 
-    async def call(self, kind: Kind, work: Callable[[], T], end_s: float = math.inf) -> T:
+    async def call(
+        self, kind: Kind, work: Callable[[], T], end_s: float = math.inf, client: str = _OWN
+    ) -> T:
         """Return what ``work`` returns of the store, once its turn has come.
 
         Args:
             end_s: instant of the monotonic clock after which it is not begun any more.
+            client: which takes turns with others; by default the service itself.
 
         Raises:
-            JobStoreError: it failed, and nothing is written.
+            JobStoreError: it failed, and nothing is written; or too many of the client's wait.
         """
-        return await self._lanes[kind].call(work, end_s)
+        return await self._lanes[kind].call(work, end_s, client)
 
     async def close(self) -> None:
         """Do what waits, and close the store."""
@@ -104,24 +115,25 @@ class StoreThreads:
 class StoreVisit:
     """The store for one caller that waits.
 
-    Calls raise :class:`JobStoreUnavailable` if it fails or comes too late.
+    Calls raise :class:`JobStoreUnavailable` if it fails or comes too late, or too many wait.
     """
 
-    def __init__(self, threads: StoreThreads, end_s: float) -> None:
+    def __init__(self, threads: StoreThreads, client: str, end_s: float) -> None:
         self._threads = threads
+        self._client = client
         self._end_s = end_s
 
     async def read(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a method of the store returns."""
-        return await self._call("read", partial(function, *args, **kwargs))
+        return await self._call("read", partial(function, *args, **kwargs), self._client)
 
     async def write(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         """Return what a method of the store returns; when it raises, nothing is written."""
-        return await self._call("write", partial(function, *args, **kwargs))
+        return await self._call("write", partial(function, *args, **kwargs), _OWN)
 
-    async def _call(self, kind: Kind, work: Callable[[], T]) -> T:
+    async def _call(self, kind: Kind, work: Callable[[], T], client: str) -> T:
         try:
-            return await self._threads.call(kind, work, self._end_s)
+            return await self._threads.call(kind, work, self._end_s, client)
         except JobStoreError as error:
             # clients are not to know where the store is
             raise JobStoreUnavailable("the job store cannot be read or written") from error
@@ -149,16 +161,21 @@ class _Lane:
         self._do = do
         self._at_once = at_once
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"job-store-{kind}")
-        self._waiting: deque[_Call] = deque()
+        # it keeps one place for whoever comes next, and bounds bytes, not calls
+        self._queue: FairQueue[_Call] = FairQueue(at_once + 1, None)
+        self._num_waiting: Counter[str] = Counter()
         self._working: asyncio.Task[None] | None = None
         self._probing: asyncio.Task[None] | None = None
         self.is_failing = False
 
-    async def call(self, work: Callable[[], T], end_s: float) -> T:
+    async def call(self, work: Callable[[], T], end_s: float, client: str) -> T:
         """See :meth:`StoreThreads.call`."""
+        if client != _OWN and self._num_waiting[client] >= _MOST_WAITING:
+            raise _busy()
         loop = asyncio.get_running_loop()
         call = _Call(work, end_s, loop.create_future())
-        self._waiting.append(call)
+        self._queue.put(client, call)
+        self._num_waiting[client] += 1
         if self._working is None:
             self._working = loop.create_task(self._work())
         return cast(T, await call.answer)
@@ -174,18 +191,26 @@ class _Lane:
 
     async def _work(self) -> None:
         loop = asyncio.get_running_loop()
-        while self._waiting:
-            num_calls = min(len(self._waiting), self._at_once)
-            batch = [self._waiting.popleft() for _ in range(num_calls)]
+        while entries := self._taken():
+            batch = [entry.job for entry in entries]
+            begun_s = time.monotonic()
             done = loop.run_in_executor(self._thread, self._do, batch)
             outcome: list[Any] | BaseException
             # an error of ours ends these calls, and no others
             (outcome,) = await asyncio.gather(done, return_exceptions=True)
             results = outcome if isinstance(outcome, list) else [outcome] * len(batch)
             self._note(results)
-            for call, result in zip(batch, results, strict=True):
-                call.end(result)
+            cost = (time.monotonic() - begun_s) / len(batch)
+            for entry, result in zip(entries, results, strict=True):
+                self._queue.end(entry, cost)
+                entry.job.end(result)
         self._working = None
+
+    def _taken(self) -> list[Entry[_Call]]:
+        """Take what is done next."""
+        entries = list(islice(iter(self._queue.take, None), self._at_once))
+        self._num_waiting -= Counter(entry.client for entry in entries)
+        return entries
 
     def _note(self, results: Sequence[Any]) -> None:
         errors = [result for result in results if isinstance(result, JobStoreError)]
@@ -201,9 +226,13 @@ class _Lane:
         while self.is_failing:
             await asyncio.sleep(_PROBE_EVERY_S)
             # its error is noted as any other's
-            await asyncio.gather(self.call(self._probe, math.inf), return_exceptions=True)
+            await asyncio.gather(self.call(self._probe, math.inf, _OWN), return_exceptions=True)
         logger.info("%ss of jobs work again", self._kind)
         self._probing = None
+
+
+def _busy() -> JobStoreError:
+    return JobStoreError("the job store is busy")
 
 
 def _do_each(batch: Sequence[_Call]) -> list[Any]:

@@ -12,13 +12,12 @@ from dataclasses import replace
 from ray_cluster.dispatch.predictions import Predicts
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.jobs.open_job import OpenJob
+from ray_cluster.jobs.page_size import PageSize
 from ray_cluster.protocol.jobs import Job, JobPage, JobQuery, JobState, JobView
 from ray_cluster.protocol.turns import in_parts
 
 # jobs that are looked at before others have their turn
 _AT_ONCE = 20
-# of a page: text of its prompts, and images; one job always fits
-_MOST_CHARS, _MOST_IMAGES = 500_000, 250
 # jobs of a page whose ends are predicted anew; of others it says what is known
 _MOST_PREDICTED = 4
 
@@ -123,11 +122,9 @@ class JobViews:
     async def page(self, jobs: Sequence[Job], limit: int) -> JobPage:
         """Return the first jobs as a page, which says whether more follow."""
         views: list[JobView] = []
-        num_images = num_chars = 0
+        size = PageSize()
         async for job in in_parts(jobs[:limit], _AT_ONCE):
-            num_images += len(job.requests)
-            num_chars += sum(len(one.prompt) for one in job.requests)
-            if views and (num_images > _MOST_IMAGES or num_chars > _MOST_CHARS):
+            if not size.takes(job):
                 break
             predicts: Predicts = "anew" if len(views) < _MOST_PREDICTED else "known"
             views.append(self.view(job, predicts=predicts))

@@ -112,6 +112,17 @@ def test_pages_run_from_new_to_old(store: SqlJobStore) -> None:
     assert store.page(JobQuery("alice", limit=9, after="nobody")) == []
 
 
+def test_no_more_is_read_than_a_page_holds_and_one_job_more(store: SqlJobStore) -> None:
+    requests = (image_request("long", prompt="a" * 200_000),)
+    for index in range(6):
+        store.insert(job(f"job_{index}", created_s=1000.0 + index, requests=requests))
+    for limit, num_read in ((2, 2), (6, 3)):
+        page = store.page(JobQuery("alice", limit=limit))
+        assert [one.job_id for one in page] == ["job_5", "job_4", "job_3"][:num_read]
+    # the connection is free again
+    assert store.get("job_0") is not None
+
+
 def test_what_is_unfinished_is_found_again(store: SqlJobStore) -> None:
     for index, state in enumerate(["completed", "running", "queued", "failed", "cancelled"]):
         one = job(f"job_{index}", created_s=1000.0 - index)

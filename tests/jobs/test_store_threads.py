@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,7 @@ import sqlalchemy as sa
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.jobs.store_threads import StoreThreads
+from ray_cluster.jobs.store_threads import Kind, StoreThreads
 from tests.jobs.cell import job, until
 
 
@@ -42,10 +44,10 @@ async def working(folder: Path) -> AsyncIterator[tuple[Store, StoreThreads]]:
 
 
 @asynccontextmanager
-async def held(thread: StoreThreads) -> AsyncIterator[None]:
-    """Keep the thread of writes from anything else meanwhile."""
+async def held(thread: StoreThreads, kind: Kind = "write") -> AsyncIterator[None]:
+    """Keep the thread of writes, or of reads, from anything else meanwhile."""
     gate = threading.Event()
-    holding = asyncio.create_task(thread.call("write", lambda: gate.wait(10.0)))
+    holding = asyncio.create_task(thread.call(kind, lambda: gate.wait(10.0)))
     await asyncio.sleep(0.05)
     try:
         yield
@@ -68,6 +70,61 @@ async def test_writes_that_wait_go_together_and_hold_up_no_read(tmp_path: Path) 
         # nothing waits: it is not held back for company
         await thread.visit().write(store.insert, job("alone"))
         assert store.num_writes == 2
+
+
+async def test_reads_are_taken_in_turn_by_client(tmp_path: Path) -> None:
+    order: list[str] = []
+
+    def look(client: str) -> None:
+        order.append(client)
+        time.sleep(0.002)
+
+    async with working(tmp_path) as (_, thread):
+        async with held(thread, "read"):
+            clients = ["alice"] * 20 + ["bob"] * 2
+            reads = [asyncio.create_task(thread.visit(one).read(look, one)) for one in clients]
+            await asyncio.sleep(0)
+        await asyncio.gather(*reads)
+    assert sorted(order) == sorted(clients)
+    assert "bob" in order[:2]
+    assert order[:6].count("bob") == 2
+
+
+async def test_no_more_than_some_reads_of_a_client_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_cluster.jobs.store_threads._MOST_WAITING", 3)
+    async with working(tmp_path) as (store, thread):
+        for _ in range(2):
+            async with held(thread, "read"):
+                clients = ["alice"] * 3 + ["bob"] + [""] * 5
+                reads = [
+                    asyncio.create_task(thread.visit(one).read(store.get, "j")) for one in clients
+                ]
+                await asyncio.sleep(0)
+                with pytest.raises(JobStoreUnavailable) as caught:
+                    await thread.visit("alice").read(store.get, "j")
+                assert "busy" in str(caught.value.__cause__)
+            assert await asyncio.gather(*reads) == [None] * 9
+        assert not thread.is_failing
+
+
+async def test_writes_keep_their_order_whoever_they_are_for(tmp_path: Path) -> None:
+    async with working(tmp_path) as (store, thread):
+        async with held(thread):
+            ids = [f"j{n}" for n in range(250)]
+            writes = [
+                asyncio.create_task(thread.visit(f"client{n % 3}").write(store.insert, job(one)))
+                for n, one in enumerate(ids)
+            ]
+            changed = asyncio.create_task(
+                thread.call("write", lambda: store.update(replace(job("j249"), state="failed")))
+            )
+            await asyncio.sleep(0)
+        await asyncio.gather(*writes, changed)
+        last = store.get("j249")
+        assert last is not None
+        assert last.state == "failed"
 
 
 async def test_one_that_fails_among_others_fails_alone(tmp_path: Path) -> None:
