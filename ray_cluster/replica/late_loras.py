@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 
 from ray_cluster.engine.runner import EngineRunner
@@ -12,8 +13,10 @@ from ray_cluster.protocol.leases import Lease
 from ray_cluster.replica.lora_shelf import LoraShelf
 from ray_cluster.requests import ImageRequest
 
-# between two looks whether a request that is late already waits for its LoRAs
+# between two looks whether a request already waits for its LoRAs
 _LOOK_S = 0.5
+# a request that waits holds a slot: no longer than this, whatever deadline its caller has chosen
+_LONGEST_WAIT_S = 2.0
 
 
 def begins_without(request: ImageRequest, state: RequestState | None) -> bool:
@@ -28,13 +31,13 @@ def begins_without(request: ImageRequest, state: RequestState | None) -> bool:
 class LateLoras:
     """Brings requests in the engine the LoRAs that they begin without.
 
-    Those that still wait for them at their deadline are given up: they wait in the queue, and the
-    slot is for others.
+    Those that have waited for them for two seconds, or wait at their deadline, are given up: they
+    wait in the queue, and the slot is for others.
 
     Args:
         holds: whether the replica still has the lease of that very request.
         on_failed: called with the lease of a request whose LoRAs cannot be had, and why.
-        on_overdue: called with the id of a request that waits beyond its deadline.
+        on_overdue: called with the id of a request that has waited for too long.
         clock: monotonic seconds.
     """
 
@@ -63,17 +66,20 @@ class LateLoras:
         task.add_done_callback(self.tasks.discard)
 
     async def _bring(self, lease: Lease, deadline_s: float) -> None:
-        request = lease.request
+        request, until_s = lease.request, math.inf
         fetching = asyncio.ensure_future(self._shelf.adapters(lease, store_first=True))
         try:
             while True:
-                left_s = deadline_s - self._clock()
-                await asyncio.wait({fetching}, timeout=max(left_s, _LOOK_S))
+                await asyncio.wait({fetching}, timeout=_LOOK_S)
                 if fetching.done():
                     break
                 if not self._holds(request):
                     return
-                if self._clock() >= deadline_s and self._waits(request):
+                if not self._waits(request):
+                    continue
+                now_s = self._clock()
+                until_s = min(until_s, max(now_s, deadline_s), now_s + _LONGEST_WAIT_S)
+                if now_s >= until_s:
                     self._on_overdue(request.request_id)
                     return
             adapters = await fetching

@@ -20,7 +20,7 @@ from ray_cluster.errors import RequestFailed
 from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.changes import Mark
-from ray_cluster.protocol.leases import Lease, Poll, Registration
+from ray_cluster.protocol.leases import Lease, Poll, Registration, Returned
 from ray_cluster.protocol.loras import Lora, LoraFacts, LoraReport, LoraReports
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import AddOns, Failure, ImageRequest, LoraUse
@@ -171,6 +171,25 @@ async def test_one_that_waits_beyond_its_deadline_is_returned_and_goes_on_later(
         assert gap(found["one"], expected["again"]) <= 1
         # it did not begin anew; rows that go on from a state are not known by their names
         assert model.steps_of("one") == START
+
+
+async def test_those_that_wait_leave_their_slots_to_others_long_before_their_deadline(
+    model: StagedModel, coder: ImageCoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_cluster.replica.late_loras._LOOK_S", 0.02)
+    monkeypatch.setattr("ray_cluster.replica.late_loras._LONGEST_WAIT_S", 0.2)
+    shelf = Shelf(model)
+    async with serving(model, coder, shelf) as (link, agent):
+        store = Registration("s", None, 0, 1, StepCost(0.0, 0.0), kind="lora", node="n")
+        await link.service.register(store)
+        flood = [late(f"f{number}", 1, slo_s=86400.0) for number in range(6)]
+        await offer(link.service, flood)
+        await until(lambda: len(agent._leases) == len(flood), "all slots to be held")
+        other = request("other")
+        await offer(link.service, [other])
+        assert isinstance((await outcomes(link.service, [other]))["other"], Completed)
+        await until(lambda: agent._runner.num_in_flight == 0)
+        assert [one.steps_done for one in link.reported if isinstance(one, Returned)] == [1] * 6
 
 
 async def test_a_replica_that_leaves_does_not_wait_for_loras(
