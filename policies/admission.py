@@ -68,17 +68,25 @@ def admit(
     if share is None:
         waiting = queue.waiting(model)
         share = ShareView(waiting, 1, waiting.num_requests)
-    if num := num_too_many(group, share, queue):
-        num_own = share.own.num_requests
-        limit = max(0, num_own + len(group) - num)
-        if share.is_held_back:
-            # it leaves when its add-ons come, and nobody knows when
-            return Offer(accepted=False, reason="held_back_full", limit=limit)
-        wait_s = drain_s(share.num_until(num) if num_own else num, model, queue)
-        return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s, limit=limit)
+    if (refused := refuse_beyond(group, share, queue)) is not None:
+        return refused
     if not any(has_deadline(one) for one in group):
         return _admit_however_late(group, queue)
     return _admit_in_time(group, queue)
+
+
+def refuse_beyond(group: Sequence[RequestView], share: ShareView, queue: QueueView) -> Offer | None:
+    """Refuse a group that does not fit into its client's share of a model's queue."""
+    num = num_too_many(group, share, queue)
+    if not num:
+        return None
+    num_own = share.own.num_requests
+    limit = max(0, num_own + len(group) - num)
+    wait_s = drain_s(share.num_until(num) if num_own else num, group[0].model, queue)
+    if share.is_held_back or math.isinf(wait_s):
+        # what is held back leaves when its add-ons come, and nobody knows when
+        return Offer(accepted=False, reason="held_back_full", limit=limit)
+    return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s, limit=limit)
 
 
 def _admit_in_time(group: Sequence[RequestView], queue: QueueView) -> Offer:

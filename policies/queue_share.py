@@ -23,16 +23,15 @@ MOST_BOUNDS = 4
 
 @dataclass(frozen=True, slots=True)
 class ShareView:
-    """What waits where a group would, and whose it is.
+    """What waits for a group's model, and whose it is.
 
     Attributes:
-        own: load of the client's requests there.
-        num_clients: whose requests wait there, with the one of the group.
-        num_waiting: all requests there.
-        is_held_back: whether it is not the model's queue, but where requests wait for their add-ons
-            before they join it.
-        num_until: returns how many requests there are up to the client's own of that number, in the
-            queue's order.
+        own: load of the client's requests, whether queued or held back for their add-ons.
+        num_clients: whose requests wait, with the one of the group.
+        num_waiting: all requests that wait.
+        is_held_back: whether the group would be held back first.
+        num_until: returns how many requests are queued up to the client's own of that number, in
+            the queue's order; more than are queued if that one is not.
     """
 
     own: Load

@@ -89,14 +89,19 @@ def client_of(request: Request) -> str:
 
 def owner_of(request: Request) -> str:
     """Return the owner of the images that a call may read and stores in the input store."""
-    # the input store has no dots in names of owners, and clients have no capitals
-    return client_of(request).replace(".", "D") or OPEN_OWNER
+    return _without_dots(client_of(request)) or OPEN_OWNER
 
 
 def caller_of(request: Request) -> str:
     """Return whose images in flight are counted together: the client, else the address."""
     address = request.client.host if request.client is not None else ""
-    return client_of(request) or f"address {_network_of(address)}"
+    # a job takes its owner's share
+    return _without_dots(client_of(request)) or f"address {_network_of(address)}"
+
+
+def _without_dots(client: str) -> str:
+    # the input store has no dots in names of owners, and clients have no capitals
+    return client.replace(".", "D")
 
 
 def _network_of(address: str) -> str:

@@ -91,7 +91,7 @@ def _too_many_requests(offer: Offer, model: str, num_images: int) -> ApiError:
             message = _share_is_full(f"the queue of {model!r}", offer, wait_s, num_images)
         case "held_back_full":
             code, wait_s = "too_many_held_back", whole_seconds(DEFAULT_RETRY_AFTER_S)
-            where = f"what waits for LoRAs and ControlNets of {model!r} to be loaded"
+            where = f"the queue of {model!r}, with what waits for LoRAs and ControlNets,"
             message = _share_is_full(where, offer, wait_s, num_images)
         case _:
             raise ValueError(f"there is no answer to a caller for {offer}")

@@ -13,7 +13,7 @@ from ray_cluster.dispatch.cascades import Cascades
 from ray_cluster.dispatch.exchanges import Exchanges
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.log import log_refused
-from ray_cluster.policies.admission import admit
+from ray_cluster.policies.admission import admit, refuse_beyond
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.requests import ImageRequest
 
@@ -92,11 +92,24 @@ class Admission:
             return Offer(accepted=False, reason="unknown_model")
         own = self._attached.view_of(client, self._most_attached)
         whose = _client_of(requests[0], client)
+        if (refused := self._refuse_deferred(requests, whose, now_s)) is not None:
+            return refused
         share = self._ledger.waiting.share(requests, views[0].model, whose)
         offer = admit(views, self._queue, own, share)
         if wait_s := self._ledger.waiting.wait_s(requests, now_s):
             offer = replace(offer, predicted_s=offer.predicted_s + wait_s)
         return offer
+
+    def _refuse_deferred(
+        self, requests: Sequence[ImageRequest], whose: str, now_s: float
+    ) -> Offer | None:
+        """Refuse what its cascade may defer if its client's share of the heavy model is full."""
+        heavy = requests[0].model
+        if requests[0].light is None or self._queue.pool(heavy) is None:
+            return None
+        views = [one.view(arrival_s=now_s, deadline_s=math.inf) for one in requests]
+        share = self._ledger.waiting.share(requests, heavy, whose)
+        return refuse_beyond(views, share, self._queue)
 
     def _views(self, requests: Sequence[ImageRequest], now_s: float) -> list[RequestView]:
         # promised is a light image, and that it is scored in time

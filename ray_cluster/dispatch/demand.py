@@ -1,20 +1,23 @@
 """What calls ask for, as the controller counts it: in images of a model's default size and steps.
 
-Accepted requests count in full; what their clients cancel is taken back. Of those that were refused
-for want of capacity, or cancelled before they were made, a client's count no faster than its share
-of what the model's replicas could make, were there as many as there may be. So a flood of refused
-calls moves a plan no further than an honest client's calls would.
+Accepted requests count in full. A client owes those of its requests that are cancelled or fail, and
+its next ones count only for what they ask beyond that; so a burst that is sent and cancelled over
+and over counts once. What nobody has read yet is taken back instead. Of requests that were refused
+for want of capacity, a client's count no faster than its share of what the model's replicas could
+make, were there as many as there may be, and it owes less at the same pace. So a flood of calls
+that are not made moves a plan no further than an honest client's calls would.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.config.settings import PoolSettings, Settings
 from ray_cluster.dispatch.replicas import Replicas
+from ray_cluster.dispatch.state import Counted
 from ray_cluster.policies.fluid import PoolView
 from ray_cluster.policies.load import load_of, load_s
 from ray_cluster.policies.types import RequestView
@@ -57,10 +60,23 @@ class Capacity:
 
 @dataclass(slots=True)
 class _Client:
-    """Unmet work that was counted of a client lately, in replica seconds, at an instant."""
+    """What is known of a client at an instant.
+
+    Attributes:
+        level_s: unmet work that was counted lately, in replica seconds.
+        owed_s: accepted work that was counted and not made, in replica seconds.
+    """
 
     at_s: float
     level_s: float = 0.0
+    owed_s: float = 0.0
+
+    def leak(self, share_per_s: float, now_s: float) -> None:
+        """Forget a client's share of what can be made since."""
+        leaked_s = share_per_s * max(0.0, now_s - self.at_s)
+        self.level_s = max(0.0, self.level_s - leaked_s)
+        self.owed_s = max(0.0, self.owed_s - leaked_s)
+        self.at_s = max(self.at_s, now_s)
 
 
 def _no_counts() -> defaultdict[str, float]:
@@ -69,12 +85,12 @@ def _no_counts() -> defaultdict[str, float]:
 
 @dataclass(slots=True)
 class DemandCounts:
-    """Counts since the dispatcher started; they fall only by what is cancelled.
+    """Counts since the dispatcher started; from one reading to the next they never fall.
 
     Attributes:
         accepted: images by the cascade that routes them, or else the model that makes them; and
             denoising steps that ask for a ControlNet, by its lane.
-        unmet: images that were refused for want of capacity, or cancelled, as far as they count.
+        unmet: images that were refused for want of capacity, as far as they count.
     """
 
     accepted: defaultdict[str, float] = field(default_factory=_no_counts)
@@ -114,34 +130,52 @@ class Demand:
     """Counts what requests ask for, a client's share of what is unmet at most."""
 
     def __init__(self, capacities: Capacities) -> None:
-        self.counts = DemandCounts()
+        self._counts = DemandCounts()
+        self._reading = 0
         self._capacities = capacities
         self._clients: dict[str, OrderedDict[str, _Client]] = {}
         self._seen_s = 0.0
 
+    def read(self) -> DemandCounts:
+        """Return what was counted until now."""
+        self._reading += 1
+        return self._counts.copy()
+
     def note_accepted(
         self, request: ImageRequest, view: RequestView, client: str, now_s: float
-    ) -> None:
-        """Count a request that will be made."""
-        service = service_of(request)
-        self._client(service, client, now_s)
-        self._add(request, _images(request, view, self._capacities.of(view.model)), view.num_steps)
+    ) -> Counted:
+        """Count a request that will be made, beyond what its client owes."""
+        service, capacity = service_of(request), self._capacities.of(view.model)
+        known = self._client(service, client, capacity, now_s)
+        work_s = 0.0 if capacity is None else capacity.replica_s(view)
+        paid_s = min(known.owed_s, work_s)
+        known.owed_s -= paid_s
+        part = 1 - paid_s / work_s if work_s else 1.0
+        images, steps = part * _images(request, view, capacity), part * view.num_steps
+        self._add(request, images, steps)
+        return Counted(self._reading, images, steps, work_s - paid_s, paid_s)
 
-    def _add(self, request: ImageRequest, images: float, steps: int) -> None:
-        self.counts.accepted[service_of(request)] += images
+    def _add(self, request: ImageRequest, images: float, steps: float) -> None:
+        self._counts.accepted[service_of(request)] += images
         for use in request.add_ons.controls:
-            self.counts.accepted[lane_of("control", use.name)] += steps
+            self._counts.accepted[lane_of("control", use.name)] += steps
 
-    def note_cancelled(self, request: ImageRequest, view: RequestView, client: str) -> None:
-        """Take back what is not made of an accepted request; its client may have waited too long.
+    def note_unmade(
+        self, request: ImageRequest, view: RequestView, client: str, counted: Counted
+    ) -> None:
+        """Have a client owe what is not made of an accepted request.
 
         Args:
             view: with the steps that are done.
         """
-        whole = _images(request, replace(view, steps_done=0), self._capacities.of(view.model))
+        capacity = self._capacities.of(view.model)
+        known = self._client(service_of(request), client, capacity, self._seen_s)
         left = view.remaining_steps / view.num_steps
-        self._add(request, -left * whole, -view.remaining_steps)
-        self.note_unmet([request], [view], client, self._seen_s)
+        known.owed_s += left * counted.paid_s
+        if counted.reading == self._reading:
+            self._add(request, -left * counted.images, -left * counted.steps)
+        else:
+            known.owed_s += left * counted.work_s
 
     def note_unmet(
         self,
@@ -155,18 +189,19 @@ class Demand:
         if capacity is None:
             return
         service = service_of(requests[0])
-        known, clients = self._client(service, client, now_s), self._clients[service]
-        share_per_s = capacity.most_replicas / len(clients)
-        known.level_s = max(0.0, known.level_s - share_per_s * (now_s - known.at_s))
-        known.at_s = now_s
+        known = self._client(service, client, capacity, now_s)
+        most_s = _BURST_S * capacity.most_replicas / len(self._clients[service])
         for request, view in zip(requests, views, strict=True):
             work_s = capacity.replica_s(view)
-            if known.level_s and known.level_s + work_s > share_per_s * _BURST_S:
+            counted_s = min(work_s, max(0.0, most_s - known.level_s))
+            if counted_s <= 0:
                 return
-            known.level_s += work_s
-            self.counts.unmet[service] += _images(request, view, capacity)
+            known.level_s += counted_s
+            self._counts.unmet[service] += counted_s / work_s * _images(request, view, capacity)
 
-    def _client(self, service: str, client: str, now_s: float) -> _Client:
+    def _client(
+        self, service: str, client: str, capacity: Capacity | None, now_s: float
+    ) -> _Client:
         """Return what is known of a client, and forget those that have been silent for long."""
         self._seen_s = max(self._seen_s, now_s)
         clients = self._clients.setdefault(service, OrderedDict())
@@ -177,6 +212,7 @@ class Demand:
                 break
             clients.popitem(last=False)
         clients[client] = found
+        found.leak(0.0 if capacity is None else capacity.most_replicas / len(clients), now_s)
         return found
 
 

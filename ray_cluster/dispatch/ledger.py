@@ -119,7 +119,7 @@ class Ledger:
             record.predicted_s, record.is_simulated = offer.predicted_s, offer.is_simulated
             self.stats.note_accepted(view)
             self.counters.totals["accepted"] += 1
-            self.demand.note_accepted(request, view, whose, now_s)
+            record.counted = self.demand.note_accepted(request, view, whose, now_s)
             log_image("image_accepted", record)
 
     def restore(self, restored: Restored, now_s: float) -> RequestRecord:
@@ -384,8 +384,8 @@ class Ledger:
         log_end(record, outcome)
         if isinstance(outcome, Completed) and outcome.cascade is not None:
             self.counters.note_cascade(outcome.cascade)
-        if isinstance(outcome, Failure) and outcome.kind == "aborted" and record.is_first_stage:
-            self.demand.note_cancelled(record.request, record.view, record.client)
+        if isinstance(outcome, Failure) and record.is_first_stage and record.counted is not None:
+            self.demand.note_unmade(record.request, record.view, record.client, record.counted)
         if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
             self.counters.note_end(record.view, is_met=is_met)

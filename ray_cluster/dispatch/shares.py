@@ -3,25 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from ray_cluster.policies.load import NO_LOAD, Load, load_of
-from ray_cluster.policies.queue_share import ShareView
 from ray_cluster.policies.types import RequestView
 
 
 class Lane:
     """Loads of requests that wait, by model and client.
 
-    Args:
-        is_held_back: whether they wait for their add-ons, before they join the queue of their
-            model.
-
     Attributes:
         counts: of the requests by model.
     """
 
-    def __init__(self, *, is_held_back: bool) -> None:
-        self._is_held_back = is_held_back
+    def __init__(self) -> None:
         self._by_model: dict[str, dict[str, Load]] = {}
         self.counts: Counter[str] = Counter()
         self._entries: dict[str, tuple[str, str, Load]] = {}
@@ -48,9 +43,6 @@ class Lane:
         """Return whose a request is that waits here."""
         return self._entries[request_id][1]
 
-    def share(self, model: str, client: str) -> ShareView:
-        """Return what a client has waiting for a model, and beside how many others."""
-        clients = self._by_model.get(model, {})
-        own = clients.get(client, NO_LOAD)
-        num_clients = len(clients) + (client not in clients)
-        return ShareView(own, num_clients, self.counts[model], self._is_held_back)
+    def loads(self, model: str) -> Mapping[str, Load]:
+        """Return what waits for a model, by client."""
+        return self._by_model.get(model, {})

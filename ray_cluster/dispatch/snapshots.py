@@ -103,7 +103,7 @@ class ClusterSnapshot:
             # others hold no requests
             replicas=tuple(one.view() for one in replicas if one.registration.kind in _HOLDERS),
             counters=ledger.counters.copy(),
-            demand=ledger.demand.counts.copy(),
+            demand=ledger.demand.read(),
             cascades=cascades,
             num_held_back=num_waiting - len(ledger.queue),
             num_loras=num_loras,

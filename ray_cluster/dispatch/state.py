@@ -49,6 +49,25 @@ class Restored:
         return first.view(arrival_s=arrival_s, deadline_s=arrival_s + self.slo_s)
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What an accepted request counted for as demand.
+
+    Attributes:
+        reading: number of the reading before which it was counted.
+        images: typical ones.
+        steps: of each of its ControlNets.
+        work_s: replica seconds that it counted for.
+        paid_s: replica seconds that its client owed and that it did not count for.
+    """
+
+    reading: int
+    images: float
+    steps: float
+    work_s: float
+    paid_s: float
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """One accepted request until it ends; it waits while no replica holds it.
@@ -72,6 +91,7 @@ class RequestRecord:
         asked_s: instant at which its holder was last asked to.
         cascade: where it is in the cascade that it was sent to; its view, its leases and what is
             predicted are those of the present stage. None for a request of a single model.
+        counted: as demand; None for one that an earlier dispatcher accepted.
     """
 
     request: ImageRequest
@@ -95,6 +115,7 @@ class RequestRecord:
     is_preempted: bool = False
     asked_s: float = 0.0
     cascade: CascadeRecord | None = None
+    counted: Counted | None = None
 
     @property
     def deadline_s(self) -> float:

@@ -14,6 +14,7 @@ from ray_cluster.dispatch.loras import Loras
 from ray_cluster.dispatch.shares import Lane
 from ray_cluster.dispatch.state import RequestRecord
 from ray_cluster.dispatch.waiting import WaitingQueue
+from ray_cluster.policies.load import NO_LOAD
 from ray_cluster.policies.ordering import AGED_PRIORITY
 from ray_cluster.policies.placement import passed_over
 from ray_cluster.policies.queue_share import ShareView
@@ -35,7 +36,7 @@ class WaitingRoom:
         self._held_back: dict[str, RequestRecord] = {}
         self._held_by_lora: defaultdict[str, set[str]] = defaultdict(set)
         # whose these are
-        self._queued_lane, self._held_lane = Lane(is_held_back=False), Lane(is_held_back=True)
+        self._queued_lane, self._held_lane = Lane(), Lane()
 
     def __len__(self) -> int:
         return len(self.queue) + len(self._held_back)
@@ -85,17 +86,24 @@ class WaitingRoom:
         self._queued_lane.add(record.view, record.client)
 
     def share(self, requests: Sequence[ImageRequest], model: str, client: str) -> ShareView:
-        """Return what waits where requests would, whose first stage is of one model."""
-        if any(self._is_held_back(one) for one in requests):
-            return self._held_lane.share(model, client)
-        share = self._queued_lane.share(model, client)
-        return replace(share, num_until=partial(self._num_until, model, client))
+        """Return what waits for a model, in its queue or held back: all of it will be queued."""
+        queued, held = self._queued_lane.loads(model), self._held_lane.loads(model)
+        return ShareView(
+            queued.get(client, NO_LOAD).plus(held.get(client, NO_LOAD)),
+            len({client, *queued, *held}),
+            self._queued_lane.counts[model] + self._held_lane.counts[model],
+            is_held_back=any(self._is_held_back(one) for one in requests),
+            num_until=partial(self._num_until, model, client),
+        )
 
     def _num_until(self, model: str, client: str, number: int) -> int:
-        """Return how many wait up to a client's request of that number, the next one first."""
+        """Return how many are queued up to a client's request of that number, the next one first.
+
+        If fewer of its requests are queued, that is one more than all.
+        """
         whose = (self._queued_lane.client_of(one.request_id) for one in self.queue.of_model(model))
         places = (place for place, one in enumerate(whose, start=1) if one == client)
-        return next(islice(places, number - 1, None), number)
+        return next(islice(places, number - 1, None), self.queue.count(model) + 1)
 
     def _is_held_back(self, request: ImageRequest, steps_done: int = 0) -> bool:
         return self._loras.holds_back(request, steps_done) or self._controls.holds_back(request)

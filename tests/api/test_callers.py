@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.requests import Request
 
-from ray_cluster.api.auth import caller_of
+from ray_cluster.api.auth import Caller, caller_of, owner_of
 
 
 @pytest.mark.parametrize(
@@ -25,3 +25,9 @@ def test_without_keys_an_address_is_a_client(address: str, caller: str) -> None:
 
 def test_who_has_no_address_is_a_client_too() -> None:
     assert caller_of(Request({"type": "http", "client": None, "headers": []})) == "address "
+
+
+def test_calls_and_jobs_of_a_client_take_one_share() -> None:
+    request = Request({"type": "http", "client": ("10.1.2.3", 9), "headers": []})
+    request.state.caller = Caller("shop.eu", ("use",))
+    assert caller_of(request) == owner_of(request)

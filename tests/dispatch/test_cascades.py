@@ -104,6 +104,18 @@ def test_the_second_stage_is_not_refused_by_a_full_queue() -> None:
     assert set(names) == {"a", "b", "c"}
 
 
+def test_a_full_share_of_the_heavy_model_refuses_what_may_be_deferred() -> None:
+    core = make_core(max_queued=8)
+    for number in range(8):
+        assert core.offer([routed(f"c{number}", slo_s=1e6)], 0.0).accepted
+        core.report("l", [made(lease(core, "l", 0.0), b"light")], 0.0)
+        core.report("s0", [scored(lease(core, "s0", 0.0), 0.1)], 0.0)
+    assert core.offer([routed("c8", slo_s=1e6)], 0.0).reason == "queue_full"
+    # another client has its part
+    assert core.offer([image_request("b", "heavy")], 0.0, client="b").accepted
+    assert core.offer([routed("c", slo_s=1e6)], 0.0, client="c").accepted
+
+
 def test_a_heavy_image_that_would_be_late_is_not_begun() -> None:
     core = make_core()
     # 10 steps of 0.1 s do not fit into the rest of 2 s

@@ -120,7 +120,45 @@ def test_requests_that_are_cancelled_at_once_leave_a_clients_share() -> None:
         core.abort([f"x{number}"])
     assert counts(core).accepted[LANE] == 0
     assert counts(core).accepted["m"] == pytest.approx(0.0, abs=1e-6)
-    assert counts(core).unmet["m"] == pytest.approx(100.0)
+    assert not counts(core).unmet
+
+
+def test_a_burst_that_is_cancelled_counts_once_however_often_it_is_sent() -> None:
+    core = make_core(max_queued_images=100)
+    read = [0.0]
+    for turn in range(50):
+        names = [f"{turn}-{number}" for number in range(100)]
+        core.offer([image_request(name, add_ons=EDGES) for name in names], turn * 0.01, client="a")
+        read.append(counts(core).accepted["m"])
+        core.abort(names)
+        read.append(counts(core).accepted["m"])
+    assert read == sorted(read)
+    assert read[-1] < 110
+    # what another asks for counts at once
+    core.offer([image_request("b")], 1.0, client="b")
+    assert counts(core).accepted["m"] == pytest.approx(read[-1] + 1)
+
+
+def test_a_client_owes_no_more_than_what_could_be_made_meanwhile() -> None:
+    core = make_core(max_queued_images=100)
+    for second in (0.0, 1000.0):
+        names = [f"{second}-{number}" for number in range(50)]
+        core.offer([image_request(name) for name in names], second, client="a")
+        counts(core)
+        core.abort(names)
+    assert counts(core).accepted["m"] == pytest.approx(100.0)
+
+
+def test_one_refused_call_counts_no_more_than_its_clients_share() -> None:
+    core = make_core(max_queued_images=1)
+    core.offer([image_request("a")], 0.0)
+    for name in ("b", "c"):
+        core.offer([image_request(name, num_steps=100_000)], 0.0, client="b")
+    one = counts(core).unmet["m"]
+    many = make_core(max_queued_images=1)
+    many.offer([image_request("a")], 0.0)
+    flood(many, "b", 0.0, num=1000)
+    assert one == pytest.approx(counts(many).unmet["m"])
 
 
 def test_what_was_made_stays_counted() -> None:

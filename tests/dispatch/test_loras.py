@@ -242,15 +242,17 @@ def test_admission_counts_what_fetching_takes(core: DispatchCore, one: FakeStore
     assert offer.predicted_s > 15.0
 
 
-def test_what_is_held_back_is_bounded_apart_and_can_be_aborted() -> None:
+def test_what_is_held_back_takes_its_clients_share_and_can_be_aborted() -> None:
     core = bare_core(max_queued_images=2)
     core.register(store_registration("s", "n"), 0.0)
     assert core.offer([with_loras("a", "pastel"), with_loras("b", "pastel")], 0.0).accepted
     assert core.offer([with_loras("c", "pastel")], 0.0).reason == "held_back_full"
-    # another client finds its share of it, and the queue is as it was
+    # it will all be queued
+    assert core.offer([image_request("e")], 0.0).reason == "held_back_full"
+    # another client finds its share of both
     assert core.offer([with_loras("d", "pastel")], 0.0, client="other").accepted
     core.abort(["d"])
-    assert core.offer([image_request("e")], 0.0).accepted
+    assert core.offer([image_request("e")], 0.0, client="other").accepted
     core.abort(["e"])
     snapshot = core.snapshot(1.0)
     assert (snapshot.num_waiting, snapshot.num_waiting_by_model) == (2, {"m": 2})
