@@ -82,10 +82,10 @@ def refuse_beyond(group: Sequence[RequestView], share: ShareView, queue: QueueVi
         return None
     num_own = share.own.num_requests
     limit = max(0, num_own + len(group) - num)
-    wait_s = drain_s(share.num_until(num) if num_own else num, group[0].model, queue)
-    if share.is_held_back or math.isinf(wait_s):
-        # what is held back leaves when its add-ons come, and nobody knows when
+    if share.is_held_back:
+        # it leaves when its add-ons come, and nobody knows when
         return Offer(accepted=False, reason="held_back_full", limit=limit)
+    wait_s = drain_s(share.num_until(num) if num_own else num, group[0].model, queue)
     return Offer(accepted=False, reason="queue_full", retry_after_s=wait_s, limit=limit)
 
 

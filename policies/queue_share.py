@@ -26,12 +26,13 @@ class ShareView:
     """What waits for a group's model, and whose it is.
 
     Attributes:
-        own: load of the client's requests, whether queued or held back for their add-ons.
+        own: load of the client's requests that wait; those held back for their add-ons count for a
+            group that would be, too.
         num_clients: whose requests wait, with the one of the group.
         num_waiting: all requests that wait.
         is_held_back: whether the group would be held back first.
         num_until: returns how many requests are queued up to the client's own of that number, in
-            the queue's order; more than are queued if that one is not.
+            the queue's order.
     """
 
     own: Load

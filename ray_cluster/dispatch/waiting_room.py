@@ -86,24 +86,28 @@ class WaitingRoom:
         self._queued_lane.add(record.view, record.client)
 
     def share(self, requests: Sequence[ImageRequest], model: str, client: str) -> ShareView:
-        """Return what waits for a model, in its queue or held back: all of it will be queued."""
-        queued, held = self._queued_lane.loads(model), self._held_lane.loads(model)
+        """Return what is in the way of requests: the queue, and what is held back like them.
+
+        What is held back will be queued, so a client that has filled its share of the queue can
+        have nothing held back; and what it has held back keeps no other request out of the queue.
+        """
+        is_held_back = any(self._is_held_back(one) for one in requests)
+        queued = self._queued_lane.loads(model)
+        held = self._held_lane.loads(model) if is_held_back else {}
+        num_held = self._held_lane.counts[model] if is_held_back else 0
         return ShareView(
             queued.get(client, NO_LOAD).plus(held.get(client, NO_LOAD)),
             len({client, *queued, *held}),
-            self._queued_lane.counts[model] + self._held_lane.counts[model],
-            is_held_back=any(self._is_held_back(one) for one in requests),
+            self._queued_lane.counts[model] + num_held,
+            is_held_back=is_held_back,
             num_until=partial(self._num_until, model, client),
         )
 
     def _num_until(self, model: str, client: str, number: int) -> int:
-        """Return how many are queued up to a client's request of that number, the next one first.
-
-        If fewer of its requests are queued, that is one more than all.
-        """
+        """Return how many wait up to a client's request of that number, the next one first."""
         whose = (self._queued_lane.client_of(one.request_id) for one in self.queue.of_model(model))
         places = (place for place, one in enumerate(whose, start=1) if one == client)
-        return next(islice(places, number - 1, None), self.queue.count(model) + 1)
+        return next(islice(places, number - 1, None), number)
 
     def _is_held_back(self, request: ImageRequest, steps_done: int = 0) -> bool:
         return self._loras.holds_back(request, steps_done) or self._controls.holds_back(request)

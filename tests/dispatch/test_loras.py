@@ -247,12 +247,10 @@ def test_what_is_held_back_takes_its_clients_share_and_can_be_aborted() -> None:
     core.register(store_registration("s", "n"), 0.0)
     assert core.offer([with_loras("a", "pastel"), with_loras("b", "pastel")], 0.0).accepted
     assert core.offer([with_loras("c", "pastel")], 0.0).reason == "held_back_full"
-    # it will all be queued
-    assert core.offer([image_request("e")], 0.0).reason == "held_back_full"
-    # another client finds its share of both
+    # another client finds its share of it, and the queue is as it was
     assert core.offer([with_loras("d", "pastel")], 0.0, client="other").accepted
     core.abort(["d"])
-    assert core.offer([image_request("e")], 0.0, client="other").accepted
+    assert core.offer([image_request("e")], 0.0).accepted
     core.abort(["e"])
     snapshot = core.snapshot(1.0)
     assert (snapshot.num_waiting, snapshot.num_waiting_by_model) == (2, {"m": 2})
@@ -260,6 +258,20 @@ def test_what_is_held_back_takes_its_clients_share_and_can_be_aborted() -> None:
     assert [one.replica_id for one in snapshot.replicas] == ["r"]
     core.abort(["a"])
     assert core.offer([with_loras("c", "pastel")], 0.0).accepted
+
+
+def test_one_lora_after_another_fills_no_more_than_a_share_of_the_queue() -> None:
+    core = bare_core(max_queued_images=4)
+    for number in range(8):
+        core.loras.add(lora(f"l{number}"))
+    store = FakeStore(core, "s", "n")
+    for number in range(8):
+        names = [f"{number}-{each}" for each in range(4)]
+        for name in names:
+            core.offer([with_loras(name, f"l{number}")], 0.0, client="a")
+        store.tell(*(ready(f"l{each}") for each in range(number + 1)))
+    assert core.num_waiting <= 8
+    assert core.offer([image_request("b")], 0.0, client="b").accepted
 
 
 def test_stores_and_replicas_hear_at_once() -> None:
