@@ -1,11 +1,12 @@
 """What calls ask for, as the controller counts it: in images of a model's default size and steps.
 
-Accepted requests count in full. A client owes those of its requests that are cancelled or fail, and
-its next ones count only for what they ask beyond that; so a burst that is sent and cancelled over
-and over counts once. What nobody has read yet is taken back instead. Of requests that were refused
-for want of capacity, a client's count no faster than its share of what the model's replicas could
-make, were there as many as there may be, and it owes less at the same pace. So a flood of calls
-that are not made moves a plan no further than an honest client's calls would.
+Accepted requests count in full. A client owes those of its requests that are cancelled or fail,
+unless their replicas died, and its next ones count only for what they ask beyond that; so a burst
+that is sent and cancelled over and over counts once. What nobody has read yet is taken back
+instead. Of requests that were refused for want of capacity, a client's count no faster than its
+share of what the model's replicas could make, were there as many as there may be, and it owes less
+at the same pace. So a flood of calls that are not made moves a plan no further than an honest
+client's calls would.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from ray_cluster.config.pools import DefaultsConfig
 from ray_cluster.config.settings import PoolSettings, Settings
 from ray_cluster.dispatch.replicas import Replicas
-from ray_cluster.dispatch.state import Counted
+from ray_cluster.dispatch.state import Counted, RequestRecord
 from ray_cluster.policies.fluid import PoolView
 from ray_cluster.policies.load import load_of, load_s
 from ray_cluster.policies.types import RequestView
@@ -160,16 +161,13 @@ class Demand:
         for use in request.add_ons.controls:
             self._counts.accepted[lane_of("control", use.name)] += steps
 
-    def note_unmade(
-        self, request: ImageRequest, view: RequestView, client: str, counted: Counted
-    ) -> None:
-        """Have a client owe what is not made of an accepted request.
-
-        Args:
-            view: with the steps that are done.
-        """
+    def note_unmade(self, record: RequestRecord) -> None:
+        """Have a client owe what is not made of an accepted request."""
+        request, view, counted = record.request, record.view, record.counted
+        if counted is None:
+            return
         capacity = self._capacities.of(view.model)
-        known = self._client(service_of(request), client, capacity, self._seen_s)
+        known = self._client(service_of(request), record.client, capacity, self._seen_s)
         left = view.remaining_steps / view.num_steps
         known.owed_s += left * counted.paid_s
         if counted.reading == self._reading:

@@ -384,8 +384,8 @@ class Ledger:
         log_end(record, outcome)
         if isinstance(outcome, Completed) and outcome.cascade is not None:
             self.counters.note_cascade(outcome.cascade)
-        if isinstance(outcome, Failure) and record.is_first_stage and record.counted is not None:
-            self.demand.note_unmade(record.request, record.view, record.client, record.counted)
+        if isinstance(outcome, Failure) and outcome.kind != "lost" and record.is_first_stage:
+            self.demand.note_unmade(record)
         if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
             self.counters.note_end(record.view, is_met=is_met)

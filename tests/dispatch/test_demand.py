@@ -11,7 +11,7 @@ from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.config.settings import ControlNetSettings, settings_of
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.demand import DemandCounts
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest
+from ray_cluster.requests import AddOns, BlobRef, ControlUse, Failure, ImageRequest
 from tests.fakes import finished, image_request, poll_of, registration
 
 EDGES = AddOns(controls=(ControlUse("edges", BlobRef("0" * 64, 1)),))
@@ -137,6 +137,20 @@ def test_a_burst_that_is_cancelled_counts_once_however_often_it_is_sent() -> Non
     # what another asks for counts at once
     core.offer([image_request("b")], 1.0, client="b")
     assert counts(core).accepted["m"] == pytest.approx(read[-1] + 1)
+
+
+def test_a_client_does_not_owe_what_dies_with_its_model() -> None:
+    core = make_core(max_queued_images=100)
+    core.offer([image_request(f"a{number}") for number in range(50)], 0.0, client="a")
+    core.unregister("r", 0.0)
+    core.touch([f"a{number}" for number in range(50)], 500.0)
+    core.offer([image_request("x")], 500.0, client="other")
+    before = counts(core).accepted["m"]
+    ended = core.expire(500.0)
+    assert {one.kind for one in ended if isinstance(one, Failure)} == {"lost"}
+    core.register(registration("r"), 500.0)
+    core.offer([image_request("b")], 500.0, client="a")
+    assert counts(core).accepted["m"] == pytest.approx(before + 1)
 
 
 def test_a_client_owes_no_more_than_what_could_be_made_meanwhile() -> None:
