@@ -239,7 +239,7 @@ class SimulatedReplica:
         if decision.request_ids:
             self._begin(decision)
         elif decision.idle_until_s is not None:
-            self._alarm = self._events.at(decision.idle_until_s, self._decide)
+            self._alarm = self._events.at(decision.idle_until_s, self._decide_soon)
 
     def _drop(self, request_ids: Sequence[str]) -> None:
         rows = [self._leave(request_id) for request_id in request_ids]
