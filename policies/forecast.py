@@ -23,16 +23,17 @@ from ray_cluster.policies.placement import WINDOW, Residency, passed_over, place
 from ray_cluster.policies.replica_simulation import ForecastReplica, ReplicaSimulation
 from ray_cluster.policies.types import RequestView
 
-# larger cells are predicted as a fluid: requests, waiting and leased, and replicas
+# larger cells are predicted as a fluid: requests, waiting and leased, and replicas; so are some
+# that have almost as many of both, by what a forecast of them costs
 MOST_REQUESTS, MOST_REPLICAS = 96, 16
 # choices of a batch that are simulated as engines make them, over all replicas, and of each
 _MOST_FINE, _FEWEST_FINE = 32, 3
 # with a group, and without it
 FEWEST_FORECASTS = 2
-# what the forecasts of one decision may cost, and a choice and each row that it is among, a request
-# and a replica do: in about microseconds of a usual core
-_BUDGET = 5200.0
-_CHOICE, _ROW, _REQUEST, _REPLICA = 4.0, 1.3, 14.0, 40.0
+# what the forecasts of one decision may cost, and one of them, a choice and each row that it is
+# among, a request and a replica do: in about microseconds of a usual core
+_BUDGET = 4200.0
+_FORECAST, _CHOICE, _ROW, _REQUEST, _REPLICA = 170.0, 4.0, 1.3, 14.0, 40.0
 # and the choice among waiting requests that need adapters
 _PLACED = 40.0
 # later arrivals that a forecast has at most
@@ -97,7 +98,7 @@ def forecasts_within_budget(num_requests: int, num_placed: int, slots: Sequence[
     leaves_some_out = any(min(one.max_in_flight, part) > one.max_batch for one in slots)
     most_fine = max(_MOST_FINE, _FEWEST_FINE * len(slots))
     num_fine = most_fine if leaves_some_out else min(most_fine, num_requests + len(slots))
-    effort = num_fine * (_CHOICE + _ROW * held)
+    effort = _FORECAST + num_fine * (_CHOICE + _ROW * held)
     effort += _REQUEST * num_requests + _PLACED * num_placed + _REPLICA * len(slots)
     return int(_BUDGET / effort)
 

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from ray_cluster.api.errors import ApiError
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.keys import ROLES, Role, key_digest
+from ray_cluster.protocol.jobs import ADDRESS
 from ray_cluster.storage.inputs import OPEN_OWNER
 
 _IPV6_PREFIX = 64
@@ -83,20 +84,23 @@ def check_priority(request: Request, priority: int | None) -> None:
 
 
 def client_of(request: Request) -> str:
-    """Return the client of a call: its key's name or digest, or nothing on an open service."""
-    return _caller(request).client
+    """Return who calls: the key's name or digest, or on an open service the address."""
+    return _caller(request).client or _address_of(request)
 
 
 def owner_of(request: Request) -> str:
     """Return the owner of the images that a call may read and stores in the input store."""
-    return _without_dots(client_of(request)) or OPEN_OWNER
+    return _without_dots(_caller(request).client) or OPEN_OWNER
 
 
 def caller_of(request: Request) -> str:
-    """Return whose images in flight are counted together: the client, else the address."""
+    """Return who calls as its share is counted, in which a client's name is the owner's."""
+    return _without_dots(_caller(request).client) or _address_of(request)
+
+
+def _address_of(request: Request) -> str:
     address = request.client.host if request.client is not None else ""
-    # a job takes its owner's share
-    return _without_dots(client_of(request)) or f"address {_network_of(address)}"
+    return f"{ADDRESS}{_network_of(address)}"
 
 
 def _without_dots(client: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 
 from starlette.requests import Request
 
-from ray_cluster.api.auth import check_priority, owner_of
+from ray_cluster.api.auth import caller_of, check_priority, owner_of
 from ray_cluster.api.body import (
     BodyLimit,
     BodyMemory,
@@ -240,8 +240,8 @@ class CallReader:
             _check_inline(requests)
         requests = await self._controls.with_maps(request, requests, given.controls)
         call_id = request_id_of(request)
-        owner = owner_of(request)
-        return tuple(replace(one, call_id=call_id, owner=owner) for one in requests)
+        owner, caller = owner_of(request), caller_of(request)
+        return tuple(replace(one, call_id=call_id, owner=owner, caller=caller) for one in requests)
 
 
 def _digests_of(controls: Sequence[SentControl]) -> dict[str, Any]:

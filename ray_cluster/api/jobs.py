@@ -27,6 +27,7 @@ from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.api.validate import check_query
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.jobs import Job, JobQuery, JobState, JobView
+from ray_cluster.protocol.jobs import client_of as jobs_client_of
 
 MAX_PAGE = 100
 _LIST_PARAMETERS = ("state", "limit", "after")
@@ -61,7 +62,7 @@ class JobCreator:
         creation = await self._client.create_job(
             Job(
                 job_id=job_id,
-                client=client_of(request),
+                client=jobs_client_of(client_of(request)),
                 requests=tuple(replace(one, job_id=job_id) for one in call.requests),
                 slo_s=slo_s,
                 created_s=self._clock(),

@@ -67,6 +67,8 @@ class Admission:
             self._ledger.accept(
                 requests, views, offer, client=client, slo_s=self._default_slo_s, now_s=now_s
             )
+            if client is not None:
+                self._attached.watch(requests)
             self._exchanges.plan(offer.exchanges)
             return offer
         self._ledger.counters.note_refused(views, offer)
@@ -125,8 +127,8 @@ class Admission:
 
 
 def _client_of(request: ImageRequest, client: str | None) -> str:
-    """Return whose share a request takes: a job's is its owner's."""
-    return request.owner if client is None else client
+    """Return whose share a request takes."""
+    return request.sharer if client is None else client
 
 
 def _lacks_capacity(offer: Offer) -> bool:

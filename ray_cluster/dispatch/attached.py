@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from ray_cluster.dispatch.due import Due
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.state import RequestRecord
 from ray_cluster.policies.queue_view import ClientView
+from ray_cluster.requests import ImageRequest
 
 
 class Attached:
@@ -22,6 +24,13 @@ class Attached:
         self._ledger = ledger
         self._replicas = replicas
         self.timeout_s = timeout_s
+        self._gone = Due(self._gone_s, ledger.get)
+
+    def watch(self, requests: Iterable[ImageRequest]) -> None:
+        """Watch the client of requests that were accepted."""
+        for request in requests:
+            if (record := self._ledger.get(request.request_id)) is not None:
+                self._gone.add(record, len(self._ledger))
 
     def view_of(self, client: str | None, most: int) -> ClientView | None:
         """Return what a client has in flight and may have; None for jobs, which have none."""
@@ -41,6 +50,7 @@ class Attached:
         for record in self._ledger:
             if record.client_s is not None:
                 record.client_s = now_s
+        self._gone.restart([one.view.request_id for one in self._ledger])
 
     def abort(self, record: RequestRecord, message: str = "aborted by its client") -> None:
         """End a request; the next answer to its replica's poll says so."""
@@ -48,14 +58,14 @@ class Attached:
         self._ledger.fail(record, "aborted", message)
 
     def expire(self, now_s: float) -> None:
-        for record in list(self._ledger):
-            if now_s >= self._gone_s(record):
-                self.abort(record, "its client was not heard of any more")
+        """End requests whose clients are gone, some of them at once."""
+        for record in self._gone.take(now_s):
+            self.abort(record, "its client was not heard of any more")
 
     @property
     def next_gone_s(self) -> float:
-        """Instant at which the next client counts as gone; infinite without any."""
-        return min((self._gone_s(record) for record in self._ledger), default=math.inf)
+        """Instant before which no client counts as gone; infinite without any."""
+        return self._gone.next_s
 
     def end(self) -> None:
         """End all attached requests: this dispatcher stops."""

@@ -26,6 +26,7 @@ from ray_cluster.dispatch.predictions import Predictions, Predicts
 from ray_cluster.dispatch.replicas import Replicas
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import ReplicaRecord, Restored
+from ray_cluster.dispatch.unserved import Unserved
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.outcomes import Deferred, Outcome, Preview, Progress
@@ -88,6 +89,7 @@ class DispatchCore:
         self._admission = Admission(
             self._ledger, self.queue, self._cascades, self._attached, self._exchanges
         )
+        self._unserved = Unserved(self._ledger, self.replicas, self.queue, self._admission)
         self._set(config, limits)
 
     def _set(self, config: DispatchSettings, limits: LimitsConfig) -> None:
@@ -97,6 +99,7 @@ class DispatchCore:
         self._exchanges.again_s = self.grace_s
         self._attached.timeout_s = config.attached_timeout_s
         self._admission.apply(config, limits)
+        self._unserved.lost_s = config.model_lost_s
 
     def apply(self, settings: Settings, now_s: float) -> None:
         """Apply other settings; what was accepted stays accepted.
@@ -184,7 +187,7 @@ class DispatchCore:
         Raises:
             ValueError: the requests name several models.
         """
-        self._note_lost(now_s)
+        self._unserved.note_lost(now_s)
         offer = self._admission.offer(requests, now_s, client)
         if offer.accepted and any(one.add_ons.loras for one in requests):
             # one that was removed meanwhile ends what needs it
@@ -261,7 +264,8 @@ class DispatchCore:
         self._advance(None, now_s)
 
     def _advance(self, held_back: Iterable[str] | None, now_s: float) -> None:
-        self._ledger.advance_held_back(now_s, held_back)
+        self._ledger.waiting.look_again(held_back)
+        self._ledger.advance_held_back(now_s)
         self.replicas.alert_all(self.loras.take_alerted())
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
@@ -311,37 +315,30 @@ class DispatchCore:
         self._attached.touch(request_ids, now_s)
 
     def expire(self, now_s: float) -> tuple[Outcome, ...]:
-        """Act on silence: remove dead replicas, end requests whose client is gone."""
+        """Act on silence: remove dead replicas, end requests whose client is gone.
+
+        Of many requests some have their turn, and others in the next calls.
+        """
         self._attached.expire(now_s)
-        if self.loras.gives_up(now_s) or now_s >= self._ledger.waiting.next_due_s:
-            self.advance_held_back(now_s)
+        if self.loras.gives_up(now_s):
+            self._ledger.waiting.look_again()
         for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)
-        self._end_unserved(now_s)
         self._cascades.watch(now_s)
+        return self.catch_up(now_s)
+
+    def catch_up(self, now_s: float) -> tuple[Outcome, ...]:
+        """Do a part of what is left to do; call it again, in later turns, while there is more."""
+        self._advance((), now_s)
+        self._unserved.end(now_s)
+        self._cascades.advance(now_s)
         return self.take_outcomes()
 
-    def _note_lost(self, now_s: float) -> None:
-        self.queue.note_lost(self._config.model_lost_s, now_s)
-
-    def _end_unserved(self, now_s: float) -> None:
-        """End what waits for a removed model without a live replica, and calls for a lost one."""
-        self._note_lost(now_s)
-        for model in self._admission.removed:
-            if not self.replicas.ids(model):
-                self._end_waiting(model, f"the model {model} was removed", now_s)
-        for model in self.queue.lost:
-            message = f"no replica of {model} has lived for {self._config.model_lost_s:g} s"
-            self._end_waiting(model, message, now_s, spares_jobs=True)
-
-    def _end_waiting(
-        self, model: str, message: str, now_s: float, *, spares_jobs: bool = False
-    ) -> None:
-        for view in self._ledger.queue.of_model(model)[:]:
-            record = self._ledger.get(view.request_id)
-            if record is not None and not (spares_jobs and record.client_s is None):
-                self._ledger.fail(record, "lost", message, now_s)
+    @property
+    def is_behind(self) -> bool:
+        """Whether :meth:`catch_up` has something to do."""
+        return self._unserved.is_behind or self._ledger.waiting.next_due_s == -math.inf
 
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
@@ -349,7 +346,7 @@ class DispatchCore:
         own_s = (
             self._attached.next_gone_s,
             self._ledger.waiting.next_due_s,
-            self.queue.next_lost_s(self._config.model_lost_s),
+            self._unserved.next_lost_s,
             self._cascades.next_due_s,
         )
         due_s = min([*silences, *own_s])

@@ -7,15 +7,16 @@ from dataclasses import replace
 from typing import Literal
 
 from ray_cluster.config.sections import DispatchSettings
-from ray_cluster.dispatch.ageing import Ageing
 from ray_cluster.dispatch.cascade_record import cascade_record
 from ray_cluster.dispatch.controls import ControlNets
 from ray_cluster.dispatch.demand import Demand
+from ray_cluster.dispatch.due import Due
 from ray_cluster.dispatch.log import log_end, log_image
 from ray_cluster.dispatch.loras import Loras
 from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, Restored, as_offered
 from ray_cluster.dispatch.statistics import CALLERS_OWN, OutcomeCounters, PredictionStats
 from ray_cluster.dispatch.waiting_room import WaitingRoom
+from ray_cluster.policies.ordering import ages_at_s
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.protocol.leases import (
     Failed,
@@ -67,7 +68,8 @@ class Ledger:
         self.demand = demand
         self._epoch = epoch
         self._max_attempts = config.max_attempts
-        self._ageing = Ageing(config.starvation_s, self.get)
+        self._starvation_s = config.starvation_s
+        self._ageing = Due(self._ages_at_s, self.get)
         self._num_fences = 0
         self._records: dict[str, RequestRecord] = {}
         self._attached: dict[str, dict[str, RequestRecord]] = {}
@@ -78,7 +80,8 @@ class Ledger:
     def apply_settings(self, config: DispatchSettings) -> None:
         """Apply other settings; requests that have aged stay so."""
         self._max_attempts = config.max_attempts
-        self._ageing.restart(config.starvation_s, [one.view for one in self])
+        self._starvation_s = config.starvation_s
+        self._ageing.restart(self._records)
 
     def __contains__(self, request_id: str) -> bool:
         return request_id in self._records
@@ -114,7 +117,7 @@ class Ledger:
         """
         for request, view in as_offered(requests, views, offer):
             client_s = None if client is None else now_s
-            whose = request.owner if client is None else client
+            whose = request.sharer if client is None else client
             record = self._open(request, view, slo_s, client_s, whose)
             record.predicted_s, record.is_simulated = offer.predicted_s, offer.is_simulated
             self.stats.note_accepted(view)
@@ -125,7 +128,7 @@ class Ledger:
     def restore(self, restored: Restored, now_s: float) -> RequestRecord:
         """Queue a durable request that an earlier dispatcher accepted."""
         request = restored.request
-        record = self._open(request, restored.view(now_s), restored.slo_s, None, request.owner)
+        record = self._open(request, restored.view(now_s), restored.slo_s, None, request.sharer)
         record.may_resume = True
         # how much of the time before was work is not known
         record.since_s = now_s
@@ -151,18 +154,21 @@ class Ledger:
             self._attached.setdefault(client, {})[request.request_id] = record
         self._loras.note_open(request)
         self.waiting.put(record)
-        self._ageing.add(view, len(self._records))
+        self._ageing.add(record, len(self._records))
         return record
 
-    def advance_held_back(self, now_s: float, only: Iterable[str] | None = None) -> None:
-        """Queue requests whose add-ons are there by now, and end those that cannot have them."""
-        for record, failure in self.waiting.release(now_s, only):
+    def advance_held_back(self, now_s: float) -> None:
+        """See :meth:`WaitingRoom.release`; end those that cannot have their add-ons."""
+        for record, failure in self.waiting.release(now_s):
             self._fail(record, failure, now_s)
 
     def age(self, now_s: float) -> None:
-        """Put requests first that have waited too long."""
-        for request_id in self._ageing.take(now_s):
-            self.waiting.put_first(self._records[request_id])
+        """Put requests first that have waited too long, some of them at once."""
+        for record in self._ageing.take(now_s):
+            self.waiting.put_first(record)
+
+    def _ages_at_s(self, record: RequestRecord) -> float:
+        return ages_at_s(record.view, self._starvation_s)
 
     def lease(self, request_id: str, replica: ReplicaRecord, now_s: float) -> Lease:
         """Move a waiting request to a replica, under a new fence."""
@@ -243,16 +249,7 @@ class Ledger:
     def show(self, shown: Shown, replica: ReplicaRecord) -> bool:
         """Keep a preview; return False if its fence is stale or a later one is here."""
         record = self._leased(shown, replica)
-        if record is None:
-            return False
-        preview = shown.preview
-        if record.cascade is not None and record.cascade.shows_light:
-            # the light image was the first one
-            preview = replace(preview, index=preview.index + 1)
-        if record.preview and record.preview.index >= preview.index:
-            return False
-        record.preview = preview
-        return True
+        return record is not None and record.show(shown.preview)
 
     def _leased(self, event: ReplicaEvent | Shown, replica: ReplicaRecord) -> RequestRecord | None:
         """Return the record of a replica's request, if its lease is current."""

@@ -36,8 +36,9 @@ from ray_cluster.protocol.outcomes import (
     Submission,
 )
 from ray_cluster.protocol.settings import WorkerSettings
+from ray_cluster.protocol.tasks import Tasks
 from ray_cluster.protocol.timeouts import sleep_and_read
-from ray_cluster.protocol.turns import in_parts
+from ray_cluster.protocol.turns import act_in_parts
 from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer
 
 Keeper = Callable[[Outcome | Deferred], None]
@@ -89,7 +90,8 @@ class DispatchService:
         self._clients = WaitingClients(self._knows, config.attached_timeout_s)
         self._keepers: dict[str, Keeper] = {}
         self._housekeeping: asyncio.Task[None] | None = None
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
+        self._catching_up: asyncio.Task[None] | None = None
         self._version, self._times = "", config
         self.on_wanted: Callable[[], None] = lambda: None
 
@@ -98,11 +100,12 @@ class DispatchService:
         all held calls if their times are others: they come again.
         """
         self._core.apply(settings, self._clock())
+        self._settle(self._core.take_outcomes())
         self._attached_s = self._clients.keep_s = settings.dispatch.attached_timeout_s
         if settings.version != self._version:
-            self._for_each(self._polls.held, self._polls.end)
+            self._tasks.spawn(act_in_parts(self._polls.held, _AT_ONCE, self._polls.end))
         if settings.dispatch != self._times:
-            self._for_each(self._clients.waiting, self._clients.wake)
+            self._tasks.spawn(act_in_parts(self._clients.waiting, _AT_ONCE, self._clients.wake))
         self._version, self._times = settings.version, settings.dispatch
 
     async def pool_settings(self, pool: str) -> WorkerSettings | None:
@@ -311,15 +314,12 @@ class DispatchService:
     def start(self) -> None:
         """Start housekeeping on the running loop; ``register`` and ``offer`` do it as well."""
         if self._housekeeping is None:
-            self._housekeeping = asyncio.create_task(self._keep_house(), name="housekeeping")
+            self._housekeeping = self._tasks.spawn(self._keep_house(), "housekeeping")
 
     async def close(self) -> None:
         """Stop housekeeping and end all held polls."""
         self._polls.end_all()
-        tasks = [*self._tasks, *([self._housekeeping] if self._housekeeping else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
         if self._candidates is not None:
             await self._candidates.close()
 
@@ -361,6 +361,8 @@ class DispatchService:
                 self._hand_over(outcome)
             else:
                 self._candidates.settle(outcome, self._hand_over)
+        if self._core.is_behind and (self._catching_up is None or self._catching_up.done()):
+            self._catching_up = self._tasks.spawn(self._catch_up())
 
     def _hand_over(self, outcome: Outcome) -> None:
         if self._on_outcome is not None:
@@ -370,14 +372,12 @@ class DispatchService:
         else:
             self._clients.keep(outcome, self._clock())
 
-    def _for_each(self, names: Sequence[str], act: Callable[[str], None]) -> None:
-        async def act_in_parts() -> None:
-            async for name in in_parts(names, _AT_ONCE):
-                act(name)
-
-        task = asyncio.create_task(act_in_parts())
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+    async def _catch_up(self) -> None:
+        """Do what is left of some work on many requests, while others have their turn."""
+        while self._core.is_behind:
+            await asyncio.sleep(0)
+            self._settle(self._core.catch_up(self._clock()))
+            self._polls.wake()
 
     async def _keep_house(self) -> None:
         """Act on silence and drop old outcomes, whenever the next of these is due."""

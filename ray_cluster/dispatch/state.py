@@ -191,6 +191,16 @@ class RequestRecord:
         self.stored_steps = max(self.stored_steps, steps_done) if is_same else steps_done
         self.kept_digest = model_digest
 
+    def show(self, preview: Preview) -> bool:
+        """Keep a preview; return False if a later one is here."""
+        if self.cascade is not None and self.cascade.shows_light:
+            # the light image was the first one
+            preview = replace(preview, index=preview.index + 1)
+        if self.preview and self.preview.index >= preview.index:
+            return False
+        self.preview = preview
+        return True
+
     def make_progress(self, steps_done: int) -> bool:
         """Set the number of steps done, within what is asked for; return whether it changed."""
         steps_done = max(0, min(self.view.num_steps, steps_done))

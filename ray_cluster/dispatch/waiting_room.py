@@ -10,6 +10,7 @@ from functools import partial
 from itertools import islice
 
 from ray_cluster.dispatch.controls import ControlNets
+from ray_cluster.dispatch.due import AT_ONCE, Due
 from ray_cluster.dispatch.loras import Loras
 from ray_cluster.dispatch.shares import Lane
 from ray_cluster.dispatch.state import RequestRecord
@@ -35,6 +36,9 @@ class WaitingRoom:
         self._controls = controls
         self._held_back: dict[str, RequestRecord] = {}
         self._held_by_lora: defaultdict[str, set[str]] = defaultdict(set)
+        # of those, by the instants at which they give up
+        self._due = Due(self._gives_up_s, self._held_back.get)
+        self._to_look_at: dict[str, None] = {}
         # whose these are
         self._queued_lane, self._held_lane = Lane(), Lane()
 
@@ -65,6 +69,7 @@ class WaitingRoom:
     def _hold_back(self, record: RequestRecord) -> None:
         self._held_back[record.view.request_id] = record
         self._held_lane.add(record.view, record.client)
+        self._due.add(record, len(self._held_back))
         for use in record.request.add_ons.loras:
             self._held_by_lora[use.lora_id].add(record.view.request_id)
 
@@ -146,25 +151,31 @@ class WaitingRoom:
 
     @property
     def next_due_s(self) -> float:
-        """Instant at which the first of those that wait for ControlNets gives up."""
-        due_s = (
-            self._controls.gives_up_s(record)
-            for record in self._held_back.values()
-            if record.request.add_ons.controls
-        )
-        return min(due_s, default=math.inf)
+        """Instant at which :meth:`release` has something to do."""
+        return -math.inf if self._to_look_at else self._due.next_s
 
-    def release(
-        self, now_s: float, only: Iterable[str] | None = None
-    ) -> list[tuple[RequestRecord, Failure]]:
-        """Queue the requests whose add-ons are there by now; return those that cannot have them.
+    def _gives_up_s(self, record: RequestRecord) -> float:
+        """Instant at which a request waits no more for ControlNets, if it lacks one."""
+        if not self._controls.holds_back(record.request):
+            return math.inf
+        return self._controls.gives_up_s(record)
 
-        Args:
-            only: ids of those that are looked at; all unless given.
+    def look_again(self, request_ids: Iterable[str] | None = None) -> None:
+        """Have those looked at whose add-ons may have come or gone; all unless given."""
+        if request_ids is None:
+            self._due.restart(self._held_back)
+            request_ids = self._held_back
+        self._to_look_at.update(dict.fromkeys(request_ids))
+
+    def release(self, now_s: float) -> list[tuple[RequestRecord, Failure]]:
+        """Queue requests whose add-ons are there by now; return those that cannot have them.
+
+        Some of those that are to be looked at have their turn, the next ones in the next call.
         """
         failed = []
-        names = list(self._held_back) if only is None else only
-        for name in names:
+        self._to_look_at.update({one.view.request_id: None for one in self._due.take(now_s)})
+        for name in list(islice(self._to_look_at, AT_ONCE)):
+            del self._to_look_at[name]
             if (record := self._held_back.get(name)) is None:
                 continue
             failure = self._loras.failure(record.request) or self._controls.failure(record, now_s)

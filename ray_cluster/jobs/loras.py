@@ -20,6 +20,8 @@ from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit
 from ray_cluster.models.lora_sources import check_source
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
+from ray_cluster.protocol.tasks import Tasks
+from ray_cluster.protocol.turns import look_at_error
 
 logger = logging.getLogger(__name__)
 
@@ -61,8 +63,7 @@ class LoraService:
         self._entries: Sequence[LoraEntry] = ()
         self._is_read = False
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        self._tasks: set[asyncio.Task[Any]] = set()
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._tasks = Tasks()
 
     async def start(self) -> None:
         """Read what an earlier dispatcher has registered, and register what the settings name."""
@@ -70,7 +71,7 @@ class LoraService:
             self._loras.restore(lora, facts, is_removed=is_removed)
         self._is_read = True
         self._register()
-        self._housekeeping = asyncio.create_task(self._keep_house(), name="LoRAs' housekeeping")
+        self._tasks.spawn(self._keep_house(), "LoRAs' housekeeping")
 
     def begin_sweeping(self) -> None:
         """Forget removed LoRAs that no open request uses; not before the open ones are known."""
@@ -191,19 +192,10 @@ class LoraService:
 
     async def close(self) -> None:
         """Stop; what is registered stays in the store."""
-        tasks = [*self._tasks, *([self._housekeeping] if self._housekeeping else [])]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tasks.close()
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._note_end)
+        task = self._tasks.spawn(work)
+        # its caller has its error, or is gone
+        task.add_done_callback(look_at_error)
         return task
-
-    def _note_end(self, task: asyncio.Task[Any]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled():
-            # its caller has it, or is gone
-            task.exception()

@@ -9,10 +9,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from ray_cluster.config.loras import LoraArguments
@@ -40,16 +39,16 @@ from ray_cluster.protocol.jobs import (
     JobQuery,
     JobView,
     StoredImage,
+    client_of,
 )
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.outcomes import Deferred, Outcome
+from ray_cluster.protocol.tasks import Tasks
 from ray_cluster.requests import ImageRequest, ImageResult, Timing, candidate_name, granted
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 _RETRY_S = (0.1, 0.5, 2.0, 5.0)
 # a cancelled job is cancelled at once; its caller waits for it to be written, too
@@ -94,8 +93,8 @@ class JobService:
         self._threads = StoreThreads(store)
         self._sweeper = JobSweeper(self._threads, store, results, config, wall_clock)
         self._input_sweeper = InputSweeper(inputs, self._open_requests, wall_clock)
-        self._watchers = JobWatchers(self._views.version)
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._watchers = JobWatchers(self._views.version, lambda one: self._views.view(one.job))
+        self._tasks = Tasks()
 
         self.loras = LoraService(
             dispatch.loras,
@@ -123,10 +122,10 @@ class JobService:
         for job in await self._threads.call("read", self._store.unfinished):
             done = await asyncio.to_thread(self._done, job)
             self._restore(job, done, await asyncio.to_thread(self._light, job))
-        self._spawn(self._sweeper.run())
+        self._tasks.spawn(self._sweeper.run())
         # not before the open jobs are known
         self.loras.begin_sweeping()
-        self._spawn(self._input_sweeper.run())
+        self._tasks.spawn(self._input_sweeper.run())
 
     def _open_requests(self) -> Iterator[ImageRequest]:
         """Yield those that wait or are made, and all of the jobs that have not ended."""
@@ -174,7 +173,7 @@ class JobService:
         """Have a worker's registration written for later dispatchers; a failure is only logged."""
         if registration.pool:
             self.control.note_worker(registration)
-            self._spawn(self._write_worker(registration))
+            self._tasks.spawn(self._write_worker(registration))
 
     async def _write_worker(self, registration: Registration) -> None:
         write = partial(self._store.save_worker, registration, self._wall_clock())
@@ -189,7 +188,7 @@ class JobService:
         Once this returns an accepted job, it survives the death of every process.
         """
         # whoever called may be gone by now: a job is accepted whole or not at all
-        making = self._spawn(self._create_once(job, self._threads.visit(job.client)))
+        making = self._tasks.spawn(self._create_once(job, self._threads.visit(job.caller)))
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
@@ -207,7 +206,7 @@ class JobService:
             return await self._create(job, visit)
 
     async def _create(self, job: Job, visit: StoreVisit) -> Creation:
-        if self._open.count(job.client) >= self._max_open:
+        if self._open.count(job.caller) >= self._max_open:
             log_job("images_refused", job, num_images=len(job.requests), reason="too_many_jobs")
             return Creation(None, False, Offer(accepted=False, reason="too_many_jobs"))
         open_job = OpenJob(job, {})
@@ -232,7 +231,7 @@ class JobService:
 
     async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
         """Return a client's job, once it has ended or ``wait_s`` are over; None for another's."""
-        if (open_job := self._open.of(client, job_id)) is not None:
+        if (open_job := self._open.of(client_of(client), job_id)) is not None:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
                     await open_job.stored.wait()
@@ -240,37 +239,51 @@ class JobService:
                 # the same has just been written
                 return JobView(open_job.job)
         job = await self._find(client, job_id)
-        return None if job is None or job.client != client else self._views.view(job)
+        if job is None or job.client != client_of(client):
+            return None
+        return await self._as_ended(client, self._views.view(job))
 
     async def job_change(
         self, client: str, job_id: str, seen: str, wait_s: float
     ) -> JobView | None:
         """Return a client's job once its version is not ``seen``, or ``wait_s`` are over."""
-        if (open_job := self._open.of(client, job_id)) is not None:
-            await self._watchers.wait(open_job, seen, wait_s)
+        if (open_job := self._open.of(client_of(client), job_id)) is not None:
+            view = await self._watchers.wait(open_job, seen, wait_s)
+            if view is not None:
+                return view
         return await self.job(client, job_id)
 
-    async def _find(self, client: str, job_id: str) -> Job | None:
+    async def _find(self, caller: str, job_id: str) -> Job | None:
         open_job = self._open.get(job_id)
         if open_job is not None:
             return open_job.job
-        return await self._threads.visit(client).read(self._store.get, job_id)
+        return await self._threads.visit(caller).read(self._store.get, job_id)
 
     async def jobs(self, query: JobQuery) -> JobPage:
         """Return a page of a client's jobs, the newest first."""
+        caller, query = query.client, replace(query, client=client_of(query.client))
         if query.state in (None, *FINAL_STATES):
             # one more tells whether more follow
             more = replace(query, limit=query.limit + 1)
-            page = await self._threads.visit(query.client).read(self._store.page, more)
-            return await self._views.page(page, query.limit)
-        last = None if query.after is None else await self._find(query.client, query.after)
+            page = await self._threads.visit(caller).read(self._store.page, more)
+            shown = await self._views.page(page, query.limit)
+            views = [await self._as_ended(caller, view) for view in shown.views]
+            return replace(shown, views=tuple(views))
+        last = None if query.after is None else await self._find(caller, query.after)
         if query.after is not None and (last is None or last.client != query.client):
             return JobPage((), has_more=False)
         return await self._views.open_page(query, last)
 
+    async def _as_ended(self, caller: str, view: JobView) -> JobView:
+        """Return a view of a job; as the job has ended, if it has since it was read."""
+        if view.job.is_final or self._open.get(view.job.job_id) is not None:
+            return view
+        job = await self._threads.visit(caller).read(self._store.get, view.job.job_id)
+        return view if job is None else JobView(job)
+
     async def cancel_job(self, client: str, job_id: str) -> JobView | None:
         """End a job now; one that has ended stays as it is."""
-        if (open_job := self._open.of(client, job_id)) is not None:
+        if (open_job := self._open.of(client_of(client), job_id)) is not None:
             open_job.is_cancelled = True
             await self._dispatch.abort([request.request_id for request in open_job.pending])
             try:
@@ -302,24 +315,22 @@ class JobService:
         """Stop; open jobs stay open in the store."""
         self._watchers.close()
         await self.loras.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()
         await self._threads.close()
 
     def _on_outcome(self, open_job: OpenJob, outcome: Outcome | Deferred) -> None:
         if isinstance(outcome, Deferred):
             open_job.note(outcome)
-            self._spawn(self._write_deferred(open_job))
+            self._tasks.spawn(self._write_deferred(open_job))
             return
         rest = open_job.take(outcome)
         if rest:
-            self._spawn(self._dispatch.abort(rest))
+            self._tasks.spawn(self._dispatch.abort(rest))
         self._end_if_done(open_job)
 
     def _end_if_done(self, open_job: OpenJob) -> None:
         if not open_job.pending and not open_job.is_void:
-            self._spawn(self._write_end(open_job))
+            self._tasks.spawn(self._write_end(open_job))
 
     async def _write_deferred(self, open_job: OpenJob) -> None:
         """Write a decision; without it a later dispatcher decides anew."""
@@ -334,7 +345,7 @@ class JobService:
         await self._sweeper.delete_candidates(ended)
         if ended.state != "completed":
             await self._sweeper.delete_images([ended])
-            self._spawn(self._sweeper.delete_late_images(ended))
+            self._tasks.spawn(self._sweeper.delete_late_images(ended))
         failures = 0
         while True:
             try:
@@ -349,12 +360,6 @@ class JobService:
         open_job.stored.set()
         self._watchers.check(open_job)
         log_job_end(ended)
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 def _log_failure(making: asyncio.Task[Creation]) -> None:

@@ -14,6 +14,7 @@ from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.leases import LATE_WRITE_S
+from ray_cluster.protocol.turns import in_parts
 from ray_cluster.requests import ImageRequest, candidate_name
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from ray_cluster.storage.inputs import InputStore, input_names
@@ -24,6 +25,8 @@ _SWEEP_EVERY_S = 60.0
 # of the time that the last sweep took: it looks at every image that there is
 _SWEEP_REST = 50.0
 _PURGE_AT_ONCE = 500
+# requests whose inputs are looked up before others have their turn
+_NAMED_AT_ONCE = 500
 
 
 class Sweeper(ABC):
@@ -138,5 +141,7 @@ class InputSweeper(Sweeper):
         """Delete old inputs that no open request names."""
         # read before the requests are: what is accepted after it names younger inputs
         sent_before_s = self._wall_clock() - self._inputs.grace_s
-        keep = input_names(self._open_requests())
+        keep: set[str] = set()
+        async for one in in_parts(list(self._open_requests()), _NAMED_AT_ONCE):
+            keep |= input_names([one])
         await asyncio.to_thread(self._inputs.sweep, sent_before_s=sent_before_s, keep=keep)

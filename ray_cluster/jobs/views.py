@@ -6,8 +6,10 @@ parts, and holds no more than one message should.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from ray_cluster.dispatch.predictions import Predicts
 from ray_cluster.dispatch.service import DispatchService
@@ -23,11 +25,12 @@ _MOST_PREDICTED = 4
 
 
 class OpenJobs:
-    """The jobs that have not ended, by id and by client."""
+    """The jobs that have not ended, by id, by client, and counted by who called."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, OpenJob] = {}
         self._by_client: dict[str, dict[str, OpenJob]] = {}
+        self._num_of_caller: Counter[str] = Counter()
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -42,8 +45,8 @@ class OpenJobs:
         """Return a client's job; None for another's."""
         return self._by_client.get(client, {}).get(job_id)
 
-    def count(self, client: str) -> int:
-        return len(self._by_client.get(client, ()))
+    def count(self, caller: str) -> int:
+        return self._num_of_caller[caller]
 
     def of_client(self, client: str) -> Iterable[OpenJob]:
         return self._by_client.get(client, {}).values()
@@ -51,12 +54,16 @@ class OpenJobs:
     def add(self, open_job: OpenJob) -> None:
         job = open_job.job
         self._by_id[job.job_id] = self._by_client.setdefault(job.client, {})[job.job_id] = open_job
+        self._num_of_caller[job.caller] += 1
 
     def remove(self, open_job: OpenJob) -> None:
         job = open_job.job
         if self._by_id.pop(job.job_id, None) is not None:
             mine = self._by_client[job.client]
             del mine[job.job_id]
+            self._num_of_caller[job.caller] -= 1
+            if not self._num_of_caller[job.caller]:
+                del self._num_of_caller[job.caller]
             if not mine:
                 del self._by_client[job.client]
 
@@ -121,11 +128,10 @@ class JobViews:
 
     async def page(self, jobs: Sequence[Job], limit: int) -> JobPage:
         """Return the first jobs as a page, which says whether more follow."""
-        views: list[JobView] = []
-        size = PageSize()
-        async for job in in_parts(jobs[:limit], _AT_ONCE):
-            if not size.takes(job):
-                break
-            predicts: Predicts = "anew" if len(views) < _MOST_PREDICTED else "known"
-            views.append(self.view(job, predicts=predicts))
+        shown = list(takewhile(PageSize().takes, jobs[:limit]))
+        # each may be a forecast of its own
+        predicted = in_parts(shown[:_MOST_PREDICTED], 1)
+        others = in_parts(shown[_MOST_PREDICTED:], _AT_ONCE)
+        views = [self.view(job) async for job in predicted]
+        views += [self.view(job, predicts="known") async for job in others]
         return JobPage(tuple(views), has_more=len(views) < len(jobs))

@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Callable
 
 from ray_cluster.jobs.open_job import OpenJob
+from ray_cluster.protocol.jobs import JobView
 from ray_cluster.protocol.turns import in_parts
 
 # how soon a watcher sees progress that replicas have reported
@@ -20,12 +21,14 @@ class _Watched:
 
     Attributes:
         version: when it was last checked.
+        view: of that version, which all see who waited for it; None before the first one asks.
         changed: set, and replaced by another event, when the version has changed.
     """
 
     def __init__(self, job: OpenJob, version: str) -> None:
         self.job = job
         self.version = version
+        self.view: JobView | None = None
         self.changed = asyncio.Event()
         self.num_watchers = 0
 
@@ -35,30 +38,44 @@ class JobWatchers:
 
     Args:
         version_of: returns a job's version; it should cost little.
+        view_of: shows a job.
     """
 
-    def __init__(self, version_of: Callable[[OpenJob], str]) -> None:
+    def __init__(
+        self, version_of: Callable[[OpenJob], str], view_of: Callable[[OpenJob], JobView]
+    ) -> None:
         self._version_of = version_of
+        self._view_of = view_of
         self._watched: dict[str, _Watched] = {}
         self._task: asyncio.Task[None] | None = None
 
-    async def wait(self, job: OpenJob, seen: str, wait_s: float) -> None:
-        """Return once a job's version is not ``seen``, or ``wait_s`` are over."""
-        version = self._version_of(job)
-        watched = self._watched.setdefault(job.job.job_id, _Watched(job, version))
+    async def wait(self, job: OpenJob, seen: str, wait_s: float) -> JobView | None:
+        """Return a job once its version is not ``seen``.
+
+        None if it was not from the beginning, or is after ``wait_s``: nobody else has looked.
+        """
+        if self._version_of(job) != seen:
+            return None
+        watched = self._watched.setdefault(job.job.job_id, _Watched(job, seen))
         watched.num_watchers += 1
         if self._task is None:
             self._task = asyncio.create_task(self._check_forever(), name="job watchers")
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    while version == seen:
+                    while watched.version == seen:
                         await watched.changed.wait()
-                        version = watched.version
+                    return self._shared(watched)
         finally:
             watched.num_watchers -= 1
             if not watched.num_watchers:
                 del self._watched[job.job.job_id]
+        return None
+
+    def _shared(self, watched: _Watched) -> JobView:
+        if watched.view is None:
+            watched.view = self._view_of(watched.job)
+        return watched.view
 
     def check(self, job: OpenJob) -> None:
         """Wake the watchers of a job at once if it has changed."""
@@ -80,6 +97,6 @@ class JobWatchers:
     def _check(self, watched: _Watched) -> None:
         version = self._version_of(watched.job)
         if version != watched.version:
-            watched.version = version
+            watched.version, watched.view = version, None
             watched.changed.set()
             watched.changed = asyncio.Event()

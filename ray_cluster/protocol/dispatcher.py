@@ -57,7 +57,10 @@ class ImageCalls(Protocol):
 
 
 class JobCalls(Protocol):
-    """Durable jobs."""
+    """Durable jobs.
+
+    A client is who calls: on an open service an address, which all see the same jobs.
+    """
 
     @raises(JobStoreUnavailable)
     async def create_job(self, job: Job) -> Creation:

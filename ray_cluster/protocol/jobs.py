@@ -12,6 +12,13 @@ from ray_cluster.requests import Failure, ImageFormat, ImageRequest, Timing
 JobState = Literal["queued", "running", "completed", "failed", "cancelled"]
 JOB_STATES: tuple[JobState, ...] = get_args(JobState)
 FINAL_STATES: frozenset[JobState] = frozenset({"completed", "failed", "cancelled"})
+# callers of an open service are told apart by it, and what follows; no client has a space
+ADDRESS = "address "
+
+
+def client_of(caller: str) -> str:
+    """Return whose jobs a caller sees: on an open service all addresses are one client, ''."""
+    return "" if caller.startswith(ADDRESS) else caller
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +46,7 @@ class Job:
 
     Attributes:
         job_id: unguessable.
-        client: whose it is: a digest of the API key; empty on an open service.
+        client: whose it is: a name or a digest of the API key; empty on an open service.
         requests: one per image.
         slo_s: seconds from ``created_s`` to the deadline.
         idempotency_key: the client's own name for the call; None without one.
@@ -63,6 +70,11 @@ class Job:
     images: tuple[StoredImage | None, ...] = ()
     error: Failure | None = None
     deferred: tuple[Deferred, ...] = ()
+
+    @property
+    def caller(self) -> str:
+        """Whose share its images take."""
+        return self.requests[0].sharer or self.client
 
     @property
     def rank(self) -> tuple[float, str]:
@@ -141,6 +153,7 @@ class JobQuery:
     """Asks for a page of a client's jobs, the newest first.
 
     Attributes:
+        client: who asks, see :func:`client_of`.
         state: only jobs in this state.
         after: the id of the last job of the page before.
     """

@@ -18,6 +18,12 @@ async def in_parts(items: Iterable[T], at_once: int) -> AsyncIterator[T]:
             await asyncio.sleep(0)
 
 
+async def act_in_parts(items: Iterable[T], at_once: int, act: Callable[[T], None]) -> None:
+    """Do something with each item; see :func:`in_parts`."""
+    async for item in in_parts(items, at_once):
+        act(item)
+
+
 class Shared(Generic[T]):
     """Answers all who ask at about the same time by one run of some work, every so often at most.
 
@@ -38,7 +44,7 @@ class Shared(Generic[T]):
         if self._next is None:
             # in a context of its own: Serve cancels what a cancelled request has called
             self._next = asyncio.create_task(self._run(), context=Context())
-            self._next.add_done_callback(_note_error)
+            self._next.add_done_callback(look_at_error)
         return await asyncio.shield(self._next)
 
     async def _run(self) -> T:
@@ -50,7 +56,7 @@ class Shared(Generic[T]):
         return await self._work()
 
 
-def _note_error(task: asyncio.Task[T]) -> None:
+def look_at_error(task: asyncio.Task[T]) -> None:
     """Look at an error that nobody waits for any more."""
     if not task.cancelled():
         task.exception()

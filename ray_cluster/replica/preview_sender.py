@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 
@@ -13,6 +12,7 @@ from ray_cluster.policies.previews import preview_steps
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Lease, Shown
 from ray_cluster.protocol.outcomes import Preview
+from ray_cluster.protocol.tasks import Tasks
 from ray_cluster.replica.delivery import Delivery
 
 logger = logging.getLogger(__name__)
@@ -38,14 +38,12 @@ class Previews:
         self._replica_id = replica_id
         self._delivery = delivery
         self._lease_of = lease_of
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = Tasks()
 
     def send(self, event: Previewed) -> None:
         """Start to send a preview."""
         if len(self._tasks) < _MAX_PENDING:
-            task = asyncio.create_task(self._send(event))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._tasks.spawn(self._send(event))
 
     async def _send(self, event: Previewed) -> None:
         request = event.request
@@ -64,6 +62,4 @@ class Previews:
 
     async def stop(self) -> None:
         """Drop what is not sent yet."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._tasks.close()

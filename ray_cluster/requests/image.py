@@ -53,6 +53,8 @@ class ImageRequest:
         call_id: ``X-Request-ID`` of the HTTP call.
         job_id: the durable job that it belongs to; empty for an attached one.
         owner: whose inputs it may read; see :class:`ray_cluster.storage.inputs.InputStore`.
+        caller: whose share it takes: of an open service's one owner, an address; empty in jobs of
+            before there were shares.
     """
 
     request_id: str
@@ -77,6 +79,12 @@ class ImageRequest:
     call_id: str = field(default="", compare=False)
     job_id: str = field(default="", compare=False)
     owner: str = field(default="", compare=False)
+    caller: str = field(default="", compare=False)
+
+    @property
+    def sharer(self) -> str:
+        """Whose share it takes."""
+        return self.caller or self.owner
 
     @property
     def called_model(self) -> str:

@@ -51,6 +51,7 @@ class SimulatedDispatcher:
         self._replicas: dict[str, SimulatedReplica] = {}
         self._epochs: dict[str, int] = {}
         self._held: dict[str, Timer] = {}
+        self._is_catching_up = False
 
     def register(self, replica: SimulatedReplica) -> None:
         """Register a replica, and open its poll."""
@@ -180,3 +181,12 @@ class SimulatedDispatcher:
     def _settle(self, outcomes: Iterable[Outcome]) -> None:
         for outcome in outcomes:
             self._on_outcome(outcome)
+        if self.core.is_behind and not self._is_catching_up:
+            self._is_catching_up = True
+            self._events.after(0.0, self._catch_up)
+
+    def _catch_up(self) -> None:
+        """Do what is left of some work on many requests."""
+        self._is_catching_up = False
+        self._settle(self.core.catch_up(self._events.now_s))
+        self._wake()

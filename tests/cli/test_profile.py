@@ -14,7 +14,7 @@ from ray_cluster.engine.profiling import ProfilingPlan, planned_keys
 from ray_cluster.models.profiles import load_profile
 from ray_cluster.policies.cost_fit import fit_step_cost, row_work
 from ray_cluster.policies.cost_model import TimedStep, further_size_s
-from ray_cluster.policies.latency import OperationKey, SizeCount
+from ray_cluster.policies.latency import LatencyRow, OperationKey, SizeCount
 from ray_cluster.simulator.cell_experiment import CellExperiment
 from ray_cluster.simulator.cell_runs import Setting
 from tests.cli.conftest import Cli

@@ -67,7 +67,10 @@ def test_so_many_requests_and_replicas_are_followed_and_no_more() -> None:
     assert len(scene.replicas) == MOST_REPLICAS
     core.register(registration("one more"), 0.0)
     assert core.queue.forecast_view(new, 0.0) is None
-    core.unregister("one more", 0.0)
+    # both together would be too much for one decision
+    core = DispatchCore(config=DispatchConfig(), limits=limits, epoch=1)
+    for number in range(4):
+        core.register(registration(f"r{number}"), 0.0)
     for number in range(MOST_REQUESTS):
         assert core.queue.forecast_view(new, 0.0) is not None
         core.offer([image_request(f"w{number}")], 0.0, client=None)

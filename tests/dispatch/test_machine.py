@@ -27,6 +27,8 @@ CONFIG = DispatchConfig(
     attached_timeout_s=40.0,
     max_attempts=3,
     model_lost_s=1e6,
+    # slots that change hands are tests/dispatch/test_preemption.py's
+    preemption=False,
 )
 BOUND = 6
 MODELS = {"r0": "m", "r1": "m", "r2": "n"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.protocol.jobs import JobQuery
+from ray_cluster.protocol.jobs import Job, JobQuery
 from tests.jobs.cell import TIMING, JobsCell, Replica, job, until
 
 
@@ -267,3 +267,53 @@ async def test_the_next_dispatcher_knows_a_model_before_its_replicas_come(tmp_pa
         assert creation.offer.predicted_s > 20.0
         await Replica(cell).register()
         assert await cell.starting() == ()
+
+
+async def test_on_an_open_service_jobs_are_everybodys_and_shares_are_an_addresss(
+    tmp_path: Path,
+) -> None:
+    def of(caller: str, name: str, num_images: int = 1) -> Job:
+        one = job(name, num_images=num_images, client="")
+        requests = (replace(each, owner="open", caller=caller) for each in one.requests)
+        return replace(one, requests=tuple(requests))
+
+    hers, his = "address 10.0.0.1", "address 10.0.0.2"
+    async with JobsCell(tmp_path, max_queued=4, max_open=3) as cell:
+        await Replica(cell).register()
+        for name in ("a", "b", "c"):
+            assert (await cell.create_job(of(hers, name))).is_new
+        assert (await cell.create_job(of(hers, "d"))).offer.reason == "too_many_jobs"
+        assert (await cell.create_job(of(his, "e"))).is_new
+        # and in the queue he has a share of his own
+        assert (await cell.create_job(of(his, "f"))).is_new
+        refused = (await cell.create_job(of(his, "g", num_images=3))).offer
+        assert (refused.reason, refused.limit) == ("queue_full", 3)
+        for caller in (hers, his):
+            assert (await cell.job(caller, "a")) is not None
+            page = await cell.jobs(JobQuery(caller))
+            assert {one.job.job_id for one in page.views} == set("abcef")
+        assert await cell.job("alice", "a") is None
+        assert await cell.cancel_job(his, "a") is not None
+
+
+async def test_a_job_that_ends_while_it_is_read_is_seen_as_it_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with JobsCell(tmp_path) as cell:
+        replica = await Replica(cell).register()
+        await cell.create_job(job("j"))
+        (lease,) = (await replica.poll()).values()
+        page = cell.store.page
+
+        def slow_page(query: JobQuery) -> list[Job]:
+            rows = page(query)
+            asyncio.run_coroutine_threadsafe(replica.finish(lease), loop).result()
+            view = asyncio.run_coroutine_threadsafe(cell.job("alice", "j", 10.0), loop).result()
+            assert view is not None
+            assert view.job.state == "completed"
+            return rows
+
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(cell.store, "page", slow_page)
+        (view,) = (await cell.jobs(JobQuery("alice"))).views
+        assert view.job.state == "completed"

@@ -20,12 +20,10 @@ from ray_cluster.protocol.interface import methods_of
 from ray_cluster.protocol.jobs import JobQuery
 from ray_cluster.protocol.leases import Poll
 from ray_cluster.protocol.loras import Lora
-from tests.dispatch.work import begin, longest_stall
+from tests.dispatch.work import MOST_LINES, begin, longest_stall
 from tests.fakes import image_request, registration
 from tests.jobs.cell import JobsCell, job
 
-# about 5 ms of a usual core
-MOST_LINES = 70_000
 # as pages go to gateways
 PAGE = methods_of(JobCalls)["jobs"].result
 LIMITS = LimitsConfig(max_queued_images=1000, max_queue_s=1e9, max_open_jobs_per_client=10_000)
@@ -36,18 +34,22 @@ Flood = Callable[[JobsCell], Awaitable[object]]
 async def busy_cell(folder: Path, *, replicas: int, held: int, jobs: int) -> JobsCell:
     """A cell whose replicas are full, with a client's jobs of ten images that wait."""
     cell = await JobsCell(folder, max_open=10_000, limits=LIMITS).__aenter__()
-    for number in range(replicas):
-        name = f"r{number}"
-        epoch = await cell.dispatch.register(registration(name, max_in_flight=held, max_batch=held))
-        await cell.dispatch.offer(
-            [image_request(f"{name}-{one}", num_steps=30 + one) for one in range(held)], name
-        )
-        await cell.dispatch.poll(Poll(name, epoch, held), 0.0)
+    await fill(cell, [f"r{number}" for number in range(replicas)], held)
     for number in range(jobs):
         one = job(f"j{number}", num_images=10, created_s=1000.0 + number)
         steps = (replace(each, num_steps=50 + number) for each in one.requests)
         assert (await cell.create_job(replace(one, requests=tuple(steps)))).is_new
     return cell
+
+
+async def fill(cell: JobsCell, names: Iterable[str], held: int, model: str = "m") -> None:
+    """Have replicas work on as many images as they hold."""
+    for name in names:
+        replica = registration(name, model, max_in_flight=held, max_batch=held)
+        epoch = await cell.dispatch.register(replica)
+        work = [image_request(f"{name}-{one}", model, num_steps=30 + one) for one in range(held)]
+        await cell.dispatch.offer(work, name)
+        await cell.dispatch.poll(Poll(name, epoch, held), 0.0)
 
 
 async def one_by_one(calls: Iterable[Coroutine[Any, Any, Any]]) -> None:
@@ -83,6 +85,18 @@ async def watched_jobs(cell: JobsCell) -> None:
     await one_by_one(cell.job_change("alice", f"j{one}", "?", 0.3) for one in range(95))
 
 
+async def watchers_of_one_job(cell: JobsCell) -> None:
+    """All streams that a client may have, at the same job, which moves in the queue."""
+    view = await cell.job("alice", "j2")
+    assert view is not None
+    seen = view.version
+    watching = [asyncio.create_task(cell.job_change("alice", "j2", seen, 5.0)) for _ in range(100)]
+    await asyncio.sleep(0.01)
+    await cell.cancel_job("alice", "j0")
+    views = await asyncio.gather(*watching)
+    assert all(one and one.version != seen and one.progress[0] for one in views)
+
+
 async def unknown_names(cell: JobsCell) -> None:
     for number in range(20):
         await asyncio.sleep(0)
@@ -101,7 +115,15 @@ async def deletes(cell: JobsCell) -> None:
 
 FLOODS: dict[str, Flood] = {
     one.__name__: one
-    for one in (flexible_offers, job_pages, watched_jobs, unknown_names, probes, deletes)
+    for one in (
+        flexible_offers,
+        job_pages,
+        watched_jobs,
+        watchers_of_one_job,
+        unknown_names,
+        probes,
+        deletes,
+    )
 }
 
 
@@ -126,10 +148,29 @@ def test_no_flood_stalls_a_large_cell(name: str, tmp_path: Path) -> None:
     assert found < MOST_LINES
 
 
-@pytest.mark.parametrize("name", ["flexible_offers", "job_pages"])
+@pytest.mark.parametrize("name", ["flexible_offers", "job_pages", "watchers_of_one_job"])
 def test_no_flood_stalls_a_small_cell_that_is_simulated(name: str, tmp_path: Path) -> None:
     found = stall_of(tmp_path, FLOODS[name], replicas=2, held=16, jobs=3)
     assert found < MOST_LINES
+
+
+def test_a_page_of_jobs_of_several_models_is_as_many_turns(tmp_path: Path) -> None:
+    async def main() -> None:
+        cell = await JobsCell(tmp_path, limits=LIMITS).__aenter__()
+        cell.core.queue.configured = "abcd"
+        for model in "abcd":
+            await fill(cell, (f"{model}0", f"{model}1"), 16, model)
+            requests = job(model, num_images=10).requests
+            requests = tuple(replace(one, model=model, num_steps=50) for one in requests)
+            assert (await cell.create_job(job(model, requests=requests))).is_new
+        # what was predicted of them is not fresh any more
+        await asyncio.sleep(0.3)
+        await begin()
+        page = await cell.jobs(JobQuery("alice"))
+        assert all(one and one.predicted_s for view in page.views for one in view.progress)
+        await cell.__aexit__()
+
+    assert longest_stall(main())[1] < MOST_LINES / 2
 
 
 def test_settings_and_plans_wake_whom_they_concern_and_these_one_after_the_other(

@@ -6,6 +6,7 @@ import asyncio
 
 from ray_cluster.jobs.open_job import OpenJob
 from ray_cluster.jobs.watchers import JobWatchers
+from ray_cluster.protocol.jobs import JobView
 from tests.fakes import run_virtually
 from tests.jobs.cell import job
 
@@ -15,17 +16,26 @@ class Looks:
 
     def __init__(self) -> None:
         self.version = "1"
-        self.count = 0
+        self.count = self.num_views = 0
 
     def __call__(self, _job: OpenJob) -> str:
         self.count += 1
         return self.version
 
+    def view(self, one: OpenJob) -> JobView:
+        """Show a job; each view is another one."""
+        self.num_views += 1
+        return JobView(one.job, num_made=self.num_views)
+
+
+def watchers_of(looks: Looks) -> JobWatchers:
+    return JobWatchers(looks, looks.view)
+
 
 def test_a_job_is_checked_as_often_for_many_watchers_as_for_one() -> None:
     async def main() -> None:
         looks = Looks()
-        watchers, one = JobWatchers(looks), OpenJob(job("j"), {})
+        watchers, one = watchers_of(looks), OpenJob(job("j"), {})
         waiting = [asyncio.create_task(watchers.wait(one, "1", 0.55)) for _ in range(300)]
         await asyncio.sleep(0)
         looks.count = 0
@@ -42,16 +52,19 @@ def test_a_job_is_checked_as_often_for_many_watchers_as_for_one() -> None:
 def test_all_watchers_see_a_change_soon_and_one_that_has_been_at_once() -> None:
     async def main() -> None:
         looks, clock = Looks(), asyncio.get_running_loop().time
-        watchers, one = JobWatchers(looks), OpenJob(job("j"), {})
+        watchers, one = watchers_of(looks), OpenJob(job("j"), {})
         waiting = [asyncio.create_task(watchers.wait(one, "1", 10.0)) for _ in range(3)]
         await asyncio.sleep(0.15)
         assert not any(task.done() for task in waiting)
         looks.version = "2"
         started_s = clock()
-        await asyncio.gather(*waiting)
+        views = await asyncio.gather(*waiting)
         assert clock() - started_s <= 0.1
+        # one look for all of them
+        assert len(set(map(id, views))) == looks.num_views == 1
         started_s = clock()
-        await watchers.wait(one, "1", 10.0)
+        # who comes later looks alone
+        assert await watchers.wait(one, "1", 10.0) is None
         assert clock() == started_s
         watchers.close()
 
@@ -61,13 +74,13 @@ def test_all_watchers_see_a_change_soon_and_one_that_has_been_at_once() -> None:
 def test_a_check_wakes_watchers_at_once() -> None:
     async def main() -> None:
         looks, clock = Looks(), asyncio.get_running_loop().time
-        watchers, one = JobWatchers(looks), OpenJob(job("j"), {})
+        watchers, one = watchers_of(looks), OpenJob(job("j"), {})
         waiting = asyncio.create_task(watchers.wait(one, "1", 10.0))
         await asyncio.sleep(0)
         looks.version = "2"
         started_s = clock()
         watchers.check(one)
-        await waiting
+        assert await waiting is not None
         assert clock() == started_s
         watchers.close()
 
@@ -75,11 +88,11 @@ def test_a_check_wakes_watchers_at_once() -> None:
 
 
 async def test_who_leaves_or_waits_too_long_leaves_nothing() -> None:
-    watchers, one = JobWatchers(Looks()), OpenJob(job("j"), {})
+    watchers, one = watchers_of(Looks()), OpenJob(job("j"), {})
     gone = asyncio.create_task(watchers.wait(one, "1", 10.0))
     await asyncio.sleep(0)
     gone.cancel()
     await asyncio.gather(gone, return_exceptions=True)
-    await watchers.wait(one, "1", 0.01)
+    assert await watchers.wait(one, "1", 0.01) is None
     assert not watchers._watched
     watchers.close()
