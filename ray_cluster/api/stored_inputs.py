@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
 
@@ -44,29 +45,50 @@ class StoredBytes:
             lambda: defaultdict(_Sent)
         )
         self._arriving: defaultdict[str, int] = defaultdict(int)
+        # inputs are renewed in threads
+        self._lock = threading.RLock()
 
     def of(self, client: str) -> int:
         """Return how many bytes of a client are there, or arriving."""
         period = self._period
-        for past in [one for one in self._sent if one < period - 1]:
-            del self._sent[past]
-        return self._arriving.get(client, 0) + sum(
-            clients[client].num_bytes for clients in self._sent.values() if client in clients
-        )
+        with self._lock:
+            for past in [one for one in self._sent if one < period - 1]:
+                del self._sent[past]
+            return self._arriving.get(client, 0) + sum(
+                clients[client].num_bytes for clients in self._sent.values() if client in clients
+            )
 
     def note(self, client: str, ref: BlobRef) -> None:
         """Count an image that is stored."""
-        sent = self._sent[self._period][client]
-        if ref.sha256 not in sent.digests:
-            sent.digests.add(ref.sha256)
-            sent.num_bytes += max(ref.num_bytes, _LEAST_BYTES)
+        with self._lock:
+            sent = self._sent[self._period][client]
+            if ref.sha256 not in sent.digests:
+                sent.digests.add(ref.sha256)
+                sent.num_bytes += max(ref.num_bytes, _LEAST_BYTES)
 
-    def check_again(self, client: str, ref: BlobRef, most: int) -> None:
-        """Refuse to store an image once more that this period has not seen; errors as below."""
-        is_new = ref.sha256 not in self._sent[self._period][client].digests
-        num_bytes = self.of(client) + ref.num_bytes
-        if is_new and num_bytes > most:
-            raise self._too_many(num_bytes, most)
+    @contextmanager
+    def again(self, client: str, ref: BlobRef, most: int) -> Iterator[Callable[[], None]]:
+        """Count an image that is stored once more while that is tried, and give what keeps it.
+
+        Raises:
+            ApiError: 429, the period has not seen it, and the client would have too much.
+        """
+        with self._lock:
+            sent = self._sent[self._period][client]
+            mine = 0 if ref.sha256 in sent.digests else max(ref.num_bytes, _LEAST_BYTES)
+            if mine and (num_bytes := self.of(client) + mine) > most:
+                raise self._too_many(num_bytes, most)
+            self._arriving[client] += mine
+        try:
+            yield lambda: self.note(client, ref)
+        finally:
+            self._arrived(client, mine)
+
+    def _arrived(self, client: str, num_bytes: int) -> None:
+        with self._lock:
+            self._arriving[client] -= num_bytes
+            if not self._arriving[client]:
+                del self._arriving[client]
 
     @asynccontextmanager
     async def arriving(
@@ -82,7 +104,8 @@ class StoredBytes:
         def count(num_bytes: int) -> None:
             nonlocal mine
             mine += num_bytes
-            self._arriving[client] += num_bytes
+            with self._lock:
+                self._arriving[client] += num_bytes
             if (in_all := self.of(client)) > most:
                 raise self._too_many(in_all, most)
 
@@ -105,9 +128,7 @@ class StoredBytes:
                 self._sent[self._period][client].num_bytes += mine
             raise
         finally:
-            self._arriving[client] -= mine
-            if not self._arriving[client]:
-                del self._arriving[client]
+            self._arrived(client, mine)
 
     def _too_many(self, num_bytes: int, most: int) -> ApiError:
         return ApiError(
@@ -153,8 +174,8 @@ class ClientInputs:
 
     def renew(self, owner: str, ref: BlobRef) -> bool:
         """Keep an input as if it were sent again now; see :meth:`.InputStore.renew`. Blocks."""
-        self.stored.check_again(self.client, ref, self.most)
-        is_there = self.inputs.renew(owner, ref)
-        if is_there:
-            self.stored.note(self.client, ref)
+        with self.stored.again(self.client, ref, self.most) as keep:
+            is_there = self.inputs.renew(owner, ref)
+            if is_there:
+                keep()
         return is_there

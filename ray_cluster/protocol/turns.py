@@ -37,6 +37,7 @@ class Shared(Generic[T]):
         self._work = work
         self._every_s = every_s
         self._next: asyncio.Task[T] | None = None
+        self._present: asyncio.Task[T] | None = None
         self._earliest_s = 0.0
 
     async def get(self) -> T:
@@ -49,6 +50,10 @@ class Shared(Generic[T]):
 
     async def _run(self) -> T:
         loop = asyncio.get_running_loop()
+        if self._present is not None:
+            # runs that hang do not pile up
+            await asyncio.wait({self._present})
+        self._present = asyncio.current_task()
         await asyncio.sleep(max(0.0, self._earliest_s - loop.time()))
         self._earliest_s = loop.time() + self._every_s
         # who asks from now on may have seen what this run does not

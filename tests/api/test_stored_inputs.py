@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import threading
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +200,42 @@ async def test_an_image_whose_client_leaves_while_it_is_committed_counts(tmp_pat
     call.cancel()
     await asyncio.gather(call, return_exceptions=True)
     assert one.stored.of("a") == MIB
+
+
+class SlowRenewals(InputStore):
+    """Renews once so many have begun."""
+
+    def __init__(self, folder: Path, at_once: int, *, is_there: bool) -> None:
+        super().__init__(BlobStore(str(folder)), grace_s=GRACE_S, wall_clock=FakeClock(0.0))
+        self.begun = threading.Barrier(at_once)
+        self.is_there = is_there
+
+    def renew(self, owner: str, ref: BlobRef) -> bool:
+        self.begun.wait(5.0)
+        return self.is_there
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_images_that_are_renewed_at_once_count_together(tmp_path: Path, is_there: bool) -> None:
+    one = Client()
+
+    def renew(number: int, at_once: SlowRenewals, most: int = MIB) -> bool | None:
+        try:
+            return ClientInputs(at_once, one.stored, "a", most).renew(
+                "a", BlobRef(f"{number:064}", MIB // 4)
+            )
+        except ApiError:
+            return None
+
+    inputs = SlowRenewals(tmp_path, 4, is_there=is_there)
+    with ThreadPoolExecutor(8) as threads:
+        found = list(threads.map(lambda number: renew(number, inputs), range(8 if is_there else 4)))
+    assert found.count(is_there) == 4
+    # those that are not there count no more
+    assert one.stored.of("a") == (MIB if is_there else 0)
+    # a second time in the same period costs nothing
+    again = SlowRenewals(tmp_path, 1, is_there=True)
+    assert renew(found.index(is_there), again)
 
 
 def test_the_number_of_images_is_bounded_too() -> None:
