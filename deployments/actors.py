@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Awaitable, Callable
 from contextvars import Context
 from logging.handlers import MemoryHandler
 
 import ray
 from ray import serve
+from ray.experimental import internal_kv
 from ray.serve.schema import LoggingConfig
 from ray.util.metrics import Counter, Gauge
 
@@ -150,3 +152,11 @@ class RayMetrics:
 def _log_end(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("metrics are not passed on to Ray any more", exc_info=error)
+
+
+def cell_id() -> str:
+    """Return what this service has in common with none but its own actors, also later ones."""
+    name = f"ray-cluster cell {serve.get_replica_context().app_name}"
+    # whoever comes first; it lasts as long as Ray does
+    internal_kv._internal_kv_put(name, secrets.token_hex(16), overwrite=False)
+    return str(internal_kv._internal_kv_get(name), "ascii")

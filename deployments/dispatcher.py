@@ -23,6 +23,7 @@ from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.deployments.actors import (
     NodeWatch,
     RayMetrics,
+    cell_id,
     refuse_local_storage,
     set_up_actor_logs,
 )
@@ -112,9 +113,9 @@ class Dispatcher:
         )
         self._ray_metrics = RayMetrics(cell.own_metrics)
         await self._settings.start(self._apply)
-        await self._jobs.start()
         # not before the open jobs are known
-        self._states.start()
+        self._jobs.on_restored = self._states.start
+        await self._jobs.start()
         self._ray_metrics.start()
         self._nodes = NodeWatch(storage)
         self._nodes.start()
@@ -150,6 +151,7 @@ class Dispatcher:
             wall_clock=time.time,
             lora_sources=arguments.loras.sources,
         )
+        jobs.ownership.cell = cell_id()
         jobs.control.is_enabled = arguments.control.enabled
         return jobs
 
@@ -190,6 +192,8 @@ class Dispatcher:
 
     async def check_health(self) -> None:
         """Raise when housekeeping has died, so that Serve starts a new dispatcher."""
+        if self._jobs.ownership.is_lost:
+            raise RuntimeError("another dispatcher has taken the job store")
         if not self._settings.is_healthy:
             raise RuntimeError("the settings are not watched any more")
         if not self._service.is_healthy:

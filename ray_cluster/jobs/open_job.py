@@ -19,29 +19,40 @@ logger = logging.getLogger(__name__)
 class OpenJob:
     """Gathers the outcomes of a job's images until there is one of each.
 
-    Args:
-        done: images that were finished in an earlier life of the dispatcher, by request id.
-
     Attributes:
         job: as it was accepted, with the attempts of its ended images; as it ended, once that is
             stored.
         is_cancelled: whether its client has cancelled it.
         is_void: whether it could not be stored, and so was never accepted.
+        is_looked_up: whether it is known which of its images there are.
         stored: set once its end is in the store.
     """
 
-    def __init__(self, job: Job, done: Mapping[str, StoredImage]) -> None:
+    def __init__(self, job: Job, *, is_looked_up: bool = True) -> None:
         self.job = job
+        self.is_looked_up = is_looked_up
         self.is_cancelled = False
         self.is_void = False
         self.stored = asyncio.Event()
-        self._images: dict[str, StoredImage] = dict(done)
-        self._pending = {
-            request.request_id: request
-            for request in job.requests
-            if request.request_id not in done
-        }
+        self._images: dict[str, StoredImage] = {}
+        self._pending = {request.request_id: request for request in job.requests}
         self._error: Failure | None = None
+
+    def restore(self, done: Mapping[str, StoredImage]) -> None:
+        """Note the images that were finished in an earlier life of the dispatcher."""
+        self.is_looked_up = True
+        self._images = dict(done)
+        for request_id in done:
+            del self._pending[request_id]
+
+    def cancel(self) -> list[str]:
+        """Cancel it; return the ids of the images that need not be made any more."""
+        self.is_cancelled = True
+        ids = list(self._pending)
+        if not self.is_looked_up:
+            # nobody makes them yet
+            self._pending.clear()
+        return ids
 
     @property
     def pending(self) -> list[ImageRequest]:

@@ -9,28 +9,28 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from weakref import WeakValueDictionary
 
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.sections import StorageSettings
 from ray_cluster.config.settings import Settings
-from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.dispatch.state import Restored
+from ray_cluster.dispatch.service import DispatchService, Keeper
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.control import ControlService
+from ray_cluster.jobs.creation import JobCreation
 from ray_cluster.jobs.known_keys import KnownKeys
 from ray_cluster.jobs.loras import LoraService
-from ray_cluster.jobs.open_job import OpenJob, log_job, log_job_end
+from ray_cluster.jobs.open_job import OpenJob, log_job_end
+from ray_cluster.jobs.ownership import Ownership
+from ray_cluster.jobs.restoring import JobRestorer
 from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit
+from ray_cluster.jobs.store_threads import StoreThreads
 from ray_cluster.jobs.sweeper import InputSweeper, JobSweeper
 from ray_cluster.jobs.views import JobViews, OpenJobs
 from ray_cluster.jobs.watchers import JobWatchers
-from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.jobs import (
     FINAL_STATES,
     Creation,
@@ -38,19 +38,18 @@ from ray_cluster.protocol.jobs import (
     JobPage,
     JobQuery,
     JobView,
-    StoredImage,
     client_of,
 )
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.outcomes import Deferred, Outcome
 from ray_cluster.protocol.tasks import Tasks
-from ray_cluster.requests import ImageRequest, ImageResult, Timing, candidate_name, granted
+from ray_cluster.requests import ImageRequest
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = (0.1, 0.5, 2.0, 5.0)
+_RECONCILE_EVERY_S = 60.0
 # a cancelled job is cancelled at once; its caller waits for it to be written, too
 _WRITTEN_S = 2.0
 
@@ -67,6 +66,10 @@ class JobService:
         max_open_per_client: bound on a client's jobs that have not ended.
         wall_clock: Unix time in seconds; ages of jobs are measured by it.
         lora_sources: what sources of LoRAs may begin with.
+
+    Attributes:
+        ownership: of the store; before the start it is to be known which cell's dispatcher it is.
+        on_restored: called once all jobs of an earlier dispatcher are restored.
     """
 
     def __init__(
@@ -84,15 +87,26 @@ class JobService:
         self._dispatch = dispatch
         self._store = store
         self._results = results
-        self._max_open = max_open_per_client
         self._wall_clock = wall_clock
         self._open = OpenJobs()
         self._views = JobViews(self._open, dispatch)
-        # while a call looks for its key and takes it, nobody else may take it
-        self._keyed: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         self._threads = StoreThreads(store)
+        self.ownership = Ownership(store, self._threads)
+        self._creation = JobCreation(
+            dispatch, store, self._threads, self._open, self._keeper_of, wall_clock
+        )
+        self._creation.max_open = max_open_per_client
+        self._restorer = JobRestorer(
+            dispatch, results, self._keeper_of, self._end_if_done, wall_clock
+        )
+        self.on_restored: Callable[[], None] = lambda: None
         self._sweeper = JobSweeper(self._threads, store, results, config, wall_clock)
-        self._input_sweeper = InputSweeper(inputs, self._open_requests, wall_clock)
+        self._input_sweeper = InputSweeper(
+            inputs,
+            self._open_requests,
+            lambda: self._threads.call("write", store.beat),
+            wall_clock,
+        )
         self._watchers = JobWatchers(self._views.version, lambda one: self._views.view(one.job))
         self._tasks = Tasks()
 
@@ -110,64 +124,63 @@ class JobService:
     def apply(self, settings: Settings) -> None:
         """Apply other settings from now on; open jobs stay open."""
         self.loras.apply(settings)
-        self._max_open = settings.limits.max_open_jobs_per_client
+        self._creation.max_open = settings.limits.max_open_jobs_per_client
         self._sweeper.config = settings.storage
 
     async def start(self) -> None:
-        """Restore workers, LoRAs and open jobs of an earlier dispatcher; begin to sweep."""
+        """Own the store; restore workers, LoRAs and open jobs of an earlier dispatcher.
+
+        Raises:
+            JobStoreInUse: another dispatcher owns it.
+        """
+        await self.ownership.take()
+        self._tasks.spawn(self.ownership.keep())
         workers = await self._threads.call("read", self._store.workers)
         self._dispatch.remember(workers)
         await self.control.start(workers)
         await self.loras.start()
-        for job in await self._threads.call("read", self._store.unfinished):
-            done = await asyncio.to_thread(self._done, job)
-            self._restore(job, done, await asyncio.to_thread(self._light, job))
+        jobs = await self._threads.call("read", self._store.unfinished)
+        self._tasks.spawn(self._restore(self._opened(jobs)))
         self._tasks.spawn(self._sweeper.run())
         # not before the open jobs are known
-        self.loras.begin_sweeping()
         self._tasks.spawn(self._input_sweeper.run())
+        self._tasks.spawn(self._reconcile())
+
+    def _opened(self, jobs: Iterable[Job]) -> list[OpenJob]:
+        open_jobs = [OpenJob(job, is_looked_up=False) for job in jobs]
+        for one in open_jobs:
+            self._open.add(one)
+        return open_jobs
+
+    async def _restore(self, open_jobs: Sequence[OpenJob]) -> None:
+        await self._restorer.restore(open_jobs)
+        self.loras.begin_sweeping()
+        self.on_restored()
+
+    async def _reconcile(self) -> None:
+        """Have those jobs made that are open in the store alone, now and then."""
+        while True:
+            await asyncio.sleep(_RECONCILE_EVERY_S)
+            try:
+                ids = await self._threads.call("read", self._store.unfinished_ids)
+                for job_id in [one for one in ids if self._is_strange(one)]:
+                    job = await self._threads.call("read", partial(self._store.get, job_id))
+                    if job is not None and not job.is_final and self._is_strange(job_id):
+                        logger.error("job %s was open in the store alone: it is made", job_id)
+                        await self._restorer.restore(self._opened([job]))
+            except JobStoreError as error:
+                logger.warning("open jobs are not compared with the store: %s", error)
+
+    def _is_strange(self, job_id: str) -> bool:
+        """Whether nobody here knows of a job."""
+        is_known = self._open.get(job_id) is not None or job_id in self._store.newer
+        return not is_known and not self._creation.is_doubtful(job_id)
 
     def _open_requests(self) -> Iterator[ImageRequest]:
         """Yield those that wait or are made, and all of the jobs that have not ended."""
         yield from self._dispatch.open_requests()
         for open_job in self._open:
             yield from open_job.job.requests
-
-    def _done(self, job: Job) -> dict[str, StoredImage]:
-        """Return which images of a job there are."""
-        sizes = {one: self._results.num_bytes(one.file_id) for one in job.requests}
-        return {
-            one.request_id: StoredImage(one.file_id, one.output.image_format, size, timing=None)
-            for one, size in sizes.items()
-            if size is not None
-        }
-
-    def _light(self, job: Job) -> dict[str, ImageResult]:
-        """Return which light images of a job wait for heavy ones in the store."""
-        found = {}
-        for one in job.deferred:
-            size = self._results.num_bytes(candidate_name(one.request_id))
-            request = next(r for r in job.requests if r.request_id == one.request_id)
-            if size is not None:
-                image_format = request.output.image_format
-                found[one.request_id] = ImageResult(
-                    one.request_id, b"", image_format, Timing(), size
-                )
-        return found
-
-    def _restore(
-        self, job: Job, done: dict[str, StoredImage], light: dict[str, ImageResult]
-    ) -> None:
-        open_job = OpenJob(job, done)
-        self._open.add(open_job)
-        age_s = max(0.0, self._wall_clock() - job.created_s)
-        deferred = {one.request_id: one for one in job.deferred}
-        for request in open_job.pending:
-            name = request.request_id
-            restored = Restored(request, age_s, job.slo_s, deferred.get(name), light.get(name))
-            self._dispatch.restore(restored, partial(self._on_outcome, open_job))
-        log_job("job_restored", job, num_images=len(open_job.pending))
-        self._end_if_done(open_job)
 
     def save_worker(self, registration: Registration) -> None:
         """Have a worker's registration written for later dispatchers; a failure is only logged."""
@@ -187,47 +200,7 @@ class JobService:
 
         Once this returns an accepted job, it survives the death of every process.
         """
-        # whoever called may be gone by now: a job is accepted whole or not at all
-        making = self._tasks.spawn(self._create_once(job, self._threads.visit(job.caller)))
-        try:
-            return await asyncio.shield(making)
-        except asyncio.CancelledError:
-            making.add_done_callback(_log_failure)
-            raise
-
-    async def _create_once(self, job: Job, visit: StoreVisit) -> Creation:
-        if job.idempotency_key is None:
-            return await self._create(job, visit)
-        named = (job.client, job.idempotency_key)
-        async with self._keyed.setdefault(named, asyncio.Lock()):
-            earlier = await visit.read(self._store.find, *named)
-            if earlier is not None:
-                return Creation(self._views.view(earlier), False, Offer(accepted=True))
-            return await self._create(job, visit)
-
-    async def _create(self, job: Job, visit: StoreVisit) -> Creation:
-        if self._open.count(job.caller) >= self._max_open:
-            log_job("images_refused", job, num_images=len(job.requests), reason="too_many_jobs")
-            return Creation(None, False, Offer(accepted=False, reason="too_many_jobs"))
-        open_job = OpenJob(job, {})
-        on_outcome = partial(self._on_outcome, open_job)
-        offer = await self._dispatch.offer_durable(job.requests, on_outcome)
-        if not offer.accepted:
-            return Creation(None, False, offer)
-        # what is written is what will be made, by this dispatcher or the next one
-        job = replace(job, requests=granted(job.requests, offer.num_steps))
-        open_job.job = job
-        self._open.add(open_job)
-        try:
-            await visit.write(self._store.insert, job)
-        except JobStoreUnavailable:
-            open_job.is_void = True
-            self._open.remove(open_job)
-            await self._dispatch.abort([request.request_id for request in job.requests])
-            raise
-        log_job("job_accepted", job, num_images=len(job.requests))
-        # admission has just predicted the same
-        return Creation(self._views.view(job, predicted_s=offer.predicted_s), True, offer)
+        return await self._creation.create(job)
 
     async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
         """Return a client's job, once it has ended or ``wait_s`` are over; None for another's."""
@@ -284,8 +257,9 @@ class JobService:
     async def cancel_job(self, client: str, job_id: str) -> JobView | None:
         """End a job now; one that has ended stays as it is."""
         if (open_job := self._open.of(client_of(client), job_id)) is not None:
-            open_job.is_cancelled = True
-            await self._dispatch.abort([request.request_id for request in open_job.pending])
+            await self._dispatch.abort(open_job.cancel())
+            if not open_job.is_looked_up:
+                self._end_if_done(open_job)
             try:
                 async with asyncio.timeout(_WRITTEN_S):
                     await open_job.stored.wait()
@@ -299,9 +273,15 @@ class JobService:
         jobs = "the job store cannot be read or written: no job is accepted"
         results = "the result store cannot be read or written"
         inputs = "the store of images that clients send cannot be read or written"
+        taken = "another dispatcher has taken the job store: this one ends"
+        newer = f"{len(self._store.newer)} jobs of a later release are left alone"
+        damaged = f"{self._store.num_damaged} damaged jobs are put aside: see table damaged_jobs"
         failing = {
             jobs: self._threads.is_failing,
-            results: self._sweeper.is_failing,
+            taken: self.ownership.is_lost,
+            newer: self._store.newer,
+            damaged: self._store.num_damaged,
+            results: self._sweeper.is_failing or self._restorer.is_failing,
             inputs: self._input_sweeper.is_failing,
         }
         return tuple(text for text, is_failing in failing.items() if is_failing)
@@ -315,8 +295,13 @@ class JobService:
         """Stop; open jobs stay open in the store."""
         self._watchers.close()
         await self.loras.close()
+        await self._creation.close()
         await self._tasks.close()
+        await self.ownership.release()
         await self._threads.close()
+
+    def _keeper_of(self, open_job: OpenJob) -> Keeper:
+        return partial(self._on_outcome, open_job)
 
     def _on_outcome(self, open_job: OpenJob, outcome: Outcome | Deferred) -> None:
         if isinstance(outcome, Deferred):
@@ -340,29 +325,17 @@ class JobService:
             logger.warning("a deferral of job %s is not saved: %s", open_job.job.job_id, error)
 
     async def _write_end(self, open_job: OpenJob) -> None:
-        """Write the end of a job; nobody sees it before it is written."""
+        """Write the end of a job; nobody sees it, and nothing is deleted, before it is written."""
         ended = open_job.ended(self._wall_clock())
-        await self._sweeper.delete_candidates(ended)
-        if ended.state != "completed":
-            await self._sweeper.delete_images([ended])
-            self._tasks.spawn(self._sweeper.delete_late_images(ended))
-        failures = 0
-        while True:
-            try:
-                await self._threads.call("write", partial(self._store.update, ended))
-                break
-            except JobStoreError as error:
-                logger.error("the end of job %s is not written yet: %s", ended.job_id, error)
-                await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
-                failures += 1
+        what = f"the end of job {ended.job_id}"
+        if not await self._threads.write_surely(what, partial(self._store.update, ended)):
+            return
         self._open.remove(open_job)
         open_job.job = ended
         open_job.stored.set()
         self._watchers.check(open_job)
         log_job_end(ended)
-
-
-def _log_failure(making: asyncio.Task[Creation]) -> None:
-    """Fetch the error of a job whose caller has left."""
-    if not making.cancelled() and (error := making.exception()) is not None:
-        logger.warning("a job whose caller has left is not made: %s", error)
+        await self._sweeper.delete_candidates(ended)
+        if ended.state != "completed":
+            await self._sweeper.delete_images([ended])
+            self._tasks.spawn(self._sweeper.delete_late_images(ended))

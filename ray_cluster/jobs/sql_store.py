@@ -1,60 +1,57 @@
 """The store of durable jobs in a SQL database.
 
-Written by the dispatcher alone. A job takes three writes: accepted, ended, purged; and one for each
-image that a cascade defers. What else goes on in between is in memory.
+Written by the dispatcher alone, its owner. A job takes three writes: accepted, ended, purged; and
+one for each image that a cascade defers. What else goes on in between is in memory.
+
+A row that cannot be read keeps no other from being read. One of a later release is left alone; a
+damaged one is put aside, with all that is left of it.
 """
 
 from __future__ import annotations
 
+import json
+import logging
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, Self, TypeVar
+from itertools import islice
+from typing import Any, Self
 
 import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
-from ray_cluster.codec.values import CodecError, TextCodec, is_versioned, plain_of
+from ray_cluster.codec.values import CodecError, TextCodec
+from ray_cluster.jobs import sql_owner
+from ray_cluster.jobs.holder import Holder
+from ray_cluster.jobs.job_rows import JOB_COLUMNS, changes_of, job_of, may_be_newer, row_of
 from ray_cluster.jobs.page_size import until_full
 from ray_cluster.jobs.sql_engine import WRITES, JobStoreError, connect, migrate
-from ray_cluster.protocol.jobs import FINAL_STATES, Job, JobQuery, StoredImage
+from ray_cluster.protocol.jobs import FINAL_STATES, Job, JobQuery
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.loras import Lora, LoraFacts
-from ray_cluster.protocol.outcomes import Deferred
-from ray_cluster.requests import Failure, ImageRequest
 
-T = TypeVar("T")
+logger = logging.getLogger(__name__)
 
-# as the migrations leave it
-_JOB_COLUMNS = (
-    "job_id",
-    "client",
-    "idempotency_key",
-    "body_digest",
-    "state",
-    "slo_s",
-    "created_s",
-    "finished_s",
-    "attempts",
-    "requests",
-    "images",
-    "error",
-    "deferred",
-)
-_JOBS = sa.table("jobs", *map(sa.column, _JOB_COLUMNS))
+_JOBS = sa.table("jobs", *map(sa.column, JOB_COLUMNS))
+_DAMAGED = sa.table("damaged_jobs", *map(sa.column, ("job_id", "found_s", "reason", "row")))
 _LORAS = sa.table("loras", *map(sa.column, ("lora_id", "is_removed", "lora", "facts")))
 _WORKERS = sa.table("workers", *map(sa.column, ("pool", "registered_s", "registration")))
 
 _CONTROL = sa.table("control", *map(sa.column, ("name", "document")))
 
-_REQUESTS: TextCodec[tuple[ImageRequest, ...]] = TextCodec(tuple[ImageRequest, ...])
-_IMAGES: TextCodec[tuple[StoredImage | None, ...]] = TextCodec(tuple[StoredImage | None, ...])
-_DEFERRED: TextCodec[tuple[Deferred, ...]] = TextCodec(tuple[Deferred, ...])
-_ERROR: TextCodec[Failure | None] = TextCodec(Failure | None)
 _LORA: TextCodec[Lora] = TextCodec(Lora)
 _FACTS: TextCodec[LoraFacts] = TextCodec(LoraFacts)
 _REGISTRATION: TextCodec[Registration] = TextCodec(Registration)
+
+
+class NothingWritten(JobStoreError):
+    """The job store failed before it was to keep anything: nothing of a call is there."""
+
+
+class JobUnreadable(JobStoreError):
+    """A job that a later release has written; others can be read."""
 
 
 class _OfThread(threading.local):
@@ -67,13 +64,23 @@ class SqlJobStore:
     """Holds jobs across the death of every process; create it with :meth:`open`.
 
     Calls block: keep them off event loops. Every method raises :class:`JobStoreError`, and nothing
-    else, when the store fails. Any threads may use it.
+    else, when the store fails: with :class:`NothingWritten` nothing was written, with others that
+    is not known, as the answer to a commit may be lost. Any threads may use it.
+
+    Attributes:
+        newer: ids of jobs that only a later release can read.
+        num_damaged: jobs that were put aside.
     """
 
     def __init__(self, engine: sa.Engine) -> None:
         self._engine = engine
         self._name = engine.url.render_as_string(hide_password=True)
         self._of_this_thread = _OfThread()
+        self._epoch: int | None = None
+        # jobs that cannot be read, as far as they were looked at
+        self.newer: set[str] = set()
+        self._damaged: dict[str, str] = {}
+        self.num_damaged = 0
 
     @classmethod
     def open(cls, url: str) -> Self:
@@ -96,10 +103,55 @@ class SqlJobStore:
             raise
         return store
 
-    def insert(self, job: Job) -> None:
-        """Write a new job; when this returns, it survives a power failure."""
+    def owner(self) -> sql_owner.Owner | None:
+        """Return who owns the store."""
+        with self._transaction() as connection:
+            return sql_owner.Owner.read(connection)
+
+    def take(self, holder: Holder, before: sql_owner.Owner | None) -> None:
+        """Own the store, in place of whom :meth:`owner` has told.
+
+        From now on every write raises :class:`~.sql_owner.JobStoreTaken` once another has taken it.
+        """
         with self._transaction(writes=True) as connection:
-            connection.execute(sa.insert(_JOBS).values(_row(job)))
+            epoch = sql_owner.take(connection, holder, before)
+        self._epoch = epoch
+
+    def beat(self) -> None:
+        """Show that the owner is alive, as every other write does."""
+        with self._transaction(writes=True):
+            pass
+
+    def release(self) -> None:
+        """Own the store no more."""
+        if self._epoch is not None:
+            with self._transaction(writes=True) as connection:
+                sql_owner.release(connection, self._epoch)
+
+    def insert(self, job: Job) -> None:
+        """Write a new job; when this returns, it survives a power failure.
+
+        Nothing is changed if it is there: an earlier call's answer was lost.
+        """
+        with self._transaction(writes=True) as connection:
+            new = self._new(job).on_conflict_do_nothing(index_elements=["job_id"])
+            # the number of rows is not known of every driver
+            if connection.execute(new.returning(_JOBS.c.job_id)).first() is None:
+                there = self._one(connection, _JOBS.c.job_id == job.job_id)
+                if there is None or row_of(there) != row_of(job):
+                    raise JobStoreError(f"there is another job {job.job_id} in {self._name}")
+
+    def withdraw(self, job: Job) -> None:
+        """See to it that a job is not there, though a lost call may have written it, or yet may."""
+        with self._transaction(writes=True) as connection:
+            # which waits for the end of a transaction that has written the same
+            connection.execute(self._new(job).on_conflict_do_nothing())
+            connection.execute(sa.delete(_JOBS).where(_JOBS.c.job_id == job.job_id))
+
+    def _new(self, job: Job) -> sqlite.Insert | postgresql.Insert:
+        is_sqlite = self._engine.dialect.name == "sqlite"
+        insert = sqlite.insert(_JOBS) if is_sqlite else postgresql.insert(_JOBS)
+        return insert.values(row_of(job))
 
     def update(self, job: Job) -> None:
         """Write what changes in a job's life: state, end, attempts, images, error, deferrals.
@@ -109,7 +161,7 @@ class SqlJobStore:
         is_open = _JOBS.c.state.not_in(FINAL_STATES)
         changes = sa.update(_JOBS).where(_JOBS.c.job_id == job.job_id, is_open)
         with self._transaction(writes=True) as connection:
-            connection.execute(changes.values(_changes(job)))
+            connection.execute(changes.values(changes_of(job)))
 
     def get(self, job_id: str) -> Job | None:
         """Return a job."""
@@ -139,22 +191,56 @@ class SqlJobStore:
                 rows = rows.where(order < (last.created_s, last.job_id))
             rows = rows.order_by(_JOBS.c.created_s.desc(), _JOBS.c.job_id.desc())
             with connection.execute(rows.limit(query.limit)) as found:
-                return list(until_full(self._job(dict(row._mapping)) for row in found))
+                return list(until_full(self._readable(found)))
 
     def unfinished(self) -> list[Job]:
-        """Return every job that has not ended, the oldest first."""
+        """Return every job that has not ended and can be read, the oldest first."""
         rows = sa.select(_JOBS).where(_JOBS.c.state.not_in(FINAL_STATES))
         with self._transaction() as connection:
-            return self._all(connection, rows.order_by(_JOBS.c.created_s, _JOBS.c.job_id))
+            found = connection.execute(rows.order_by(_JOBS.c.created_s, _JOBS.c.job_id))
+            return list(self._readable(found))
+
+    def unfinished_ids(self) -> list[str]:
+        """Return the ids of all jobs that have not ended."""
+        ids = sa.select(_JOBS.c.job_id).where(_JOBS.c.state.not_in(FINAL_STATES))
+        with self._transaction() as connection:
+            return list(connection.execute(ids).scalars())
 
     def purge(self, finished_before_s: float, *, limit: int) -> list[Job]:
-        """Delete jobs that ended before that instant, the oldest first; return them."""
+        """Delete jobs that ended before that instant, the oldest first; return them.
+
+        Those that were put aside before it go, too.
+        """
         rows = sa.select(_JOBS).where(_JOBS.c.finished_s < finished_before_s)
         with self._transaction(writes=True) as connection:
-            jobs = self._all(connection, rows.order_by(_JOBS.c.finished_s).limit(limit))
+            with connection.execute(rows.order_by(_JOBS.c.finished_s)) as found:
+                jobs = list(islice(self._readable(found), limit))
             ids = [job.job_id for job in jobs]
             connection.execute(sa.delete(_JOBS).where(_JOBS.c.job_id.in_(ids)))
+            old = _DAMAGED.c.found_s < finished_before_s
+            self.num_damaged -= connection.execute(sa.delete(_DAMAGED).where(old)).rowcount
         return jobs
+
+    @property
+    def has_damaged(self) -> bool:
+        """Whether a damaged job was found that is not put aside yet."""
+        return bool(self._damaged)
+
+    def put_aside(self, now_s: float) -> None:
+        """Move the damaged jobs that were found to a table of their own, as they are."""
+        with self._transaction(writes=True) as connection:
+            for job_id, reason in list(self._damaged.items()):
+                is_it = _JOBS.c.job_id == job_id
+                row = connection.execute(sa.select(_JOBS).where(is_it)).first()
+                if row is not None:
+                    text = json.dumps(dict(row._mapping), default=repr)
+                    values = {"job_id": job_id, "found_s": now_s, "reason": reason, "row": text}
+                    connection.execute(sa.delete(_DAMAGED).where(_DAMAGED.c.job_id == job_id))
+                    connection.execute(sa.insert(_DAMAGED).values(values))
+                    connection.execute(sa.delete(_JOBS).where(is_it))
+            number = sa.select(sa.func.count()).select_from(_DAMAGED)
+            self.num_damaged = connection.execute(number).scalar_one()
+        self._damaged.clear()
 
     def save_worker(self, registration: Registration, registered_s: float) -> None:
         """Write how a pool's workers registered last, in place of what there was."""
@@ -241,6 +327,7 @@ class SqlJobStore:
 
     @contextmanager
     def _transaction(self, *, writes: bool = False) -> Iterator[sa.Connection]:
+        kind: type[JobStoreError] = NothingWritten
         try:
             if self._of_this_thread.shared is not None:
                 yield self._of_this_thread.shared
@@ -248,71 +335,43 @@ class SqlJobStore:
             with self._engine.connect() as connection:
                 connection.execution_options(**{WRITES: writes})
                 with connection.begin():
+                    if writes and self._epoch is not None:
+                        sql_owner.fence(connection, self._epoch)
                     yield connection
+                    kind = JobStoreError
         except SQLAlchemyError as error:
             reason = str(getattr(error, "orig", None) or error).strip().partition("\n")[0]
-            raise JobStoreError(f"the job store {self._name} failed: {reason}") from error
+            raise kind(f"the job store {self._name} failed: {reason}") from error
 
     def _one(self, connection: sa.Connection, where: sa.ColumnElement[bool]) -> Job | None:
-        found = self._all(connection, sa.select(_JOBS).where(where).limit(1))
-        return found[0] if found else None
+        row = connection.execute(sa.select(_JOBS).where(where).limit(1)).first()
+        if row is None:
+            return None
+        job = self._job(dict(row._mapping))
+        if job is None and row.job_id in self.newer:
+            raise JobUnreadable(
+                f"the job {row.job_id} of the job store {self._name} is of a later release"
+            )
+        return job
 
-    def _all(self, connection: sa.Connection, rows: sa.Select[Any]) -> list[Job]:
-        return [self._job(dict(row._mapping)) for row in connection.execute(rows)]
+    def _readable(self, rows: sa.CursorResult[Any]) -> Iterator[Job]:
+        found = (self._job(dict(row._mapping)) for row in rows)
+        return (job for job in found if job is not None)
 
-    def _job(self, values: dict[str, Any]) -> Job:
+    def _job(self, row: dict[str, Any]) -> Job | None:
+        """Return a row's job; None, and a note, if it cannot be read."""
         try:
-            read = {
-                "requests": _stored(_REQUESTS, values["requests"]),
-                "images": _stored(_IMAGES, values["images"]),
-                "error": _stored(_ERROR, values["error"]),
-                "deferred": ()
-                if values["deferred"] is None
-                else _DEFERRED.decode(values["deferred"]),
-            }
+            return job_of(row)
         except CodecError as error:
-            raise JobStoreError(
-                f"the job store {self._name} has a damaged job {values['job_id']}: {error}"
-            ) from error
-        return Job(**{**values, **read})
-
-
-def _stored(codec: TextCodec[T], text: str) -> T:
-    """Return what a column holds, also where a version before the codec wrote it."""
-    plain = plain_of(text)
-    return codec.of_plain(plain["value"] if is_versioned(plain) else _renewed(plain))
-
-
-def _renewed(plain: Any) -> Any:
-    """Return plain values with today's fields."""
-    if isinstance(plain, list):
-        return [_renewed(one) for one in plain]
-    if isinstance(plain, dict):
-        # a request's terms say the same
-        is_request = "prompt" in plain
-        return {key: one for key, one in plain.items() if not is_request or key != "fewest_steps"}
-    return plain
-
-
-def _row(job: Job) -> dict[str, Any]:
-    return {
-        "job_id": job.job_id,
-        "client": job.client,
-        "idempotency_key": job.idempotency_key,
-        "body_digest": job.body_digest,
-        "slo_s": job.slo_s,
-        "created_s": job.created_s,
-        "requests": _REQUESTS.encode(job.requests),
-        **_changes(job),
-    }
-
-
-def _changes(job: Job) -> dict[str, Any]:
-    return {
-        "state": job.state,
-        "finished_s": job.finished_s,
-        "attempts": job.attempts,
-        "images": _IMAGES.encode(job.images),
-        "error": _ERROR.encode(job.error),
-        "deferred": _DEFERRED.encode(job.deferred) if job.deferred else None,
-    }
+            job_id, reason = row["job_id"], str(error)
+        if job_id not in self.newer and job_id not in self._damaged:
+            is_newer = may_be_newer(row)
+            what = (
+                "of a later release: it is left alone" if is_newer else "damaged: it is put aside"
+            )
+            logger.error("the job %s of the job store is %s (%s)", job_id, what, reason)
+            if is_newer:
+                self.newer.add(job_id)
+            else:
+                self._damaged[job_id] = reason
+        return None

@@ -23,7 +23,8 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.imaging.fair_queue import Entry, FairQueue
 from ray_cluster.jobs.sql_engine import JobStoreError
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.sql_owner import JobStoreTaken
+from ray_cluster.jobs.sql_store import JobUnreadable, NothingWritten, SqlJobStore
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ _MOST_WAITING = 256
 _OWN = ""
 # how often a store that fails is looked at without anybody asking
 _PROBE_EVERY_S = 1.0
+
+_RETRY_S = (0.1, 0.5, 2.0, 5.0)
 
 Kind = Literal["read", "write"]
 
@@ -104,6 +107,24 @@ class StoreThreads:
             JobStoreError: it failed, and nothing is written; or too many of the client's wait.
         """
         return await self._lanes[kind].call(work, end_s, client)
+
+    async def write_surely(self, what: str, work: Callable[[], object]) -> bool:
+        """Write something however long that takes; False if another owns the store by now.
+
+        Args:
+            what: for the log.
+        """
+        failures = 0
+        while True:
+            try:
+                await self.call("write", work)
+                return True
+            except JobStoreTaken:
+                return False
+            except JobStoreError as error:
+                logger.error("%s is not written yet: %s", what, error)
+                await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+                failures += 1
 
     async def close(self) -> None:
         """Do what waits, and close the store."""
@@ -213,7 +234,11 @@ class _Lane:
         return entries
 
     def _note(self, results: Sequence[Any]) -> None:
-        errors = [result for result in results if isinstance(result, JobStoreError)]
+        errors = [
+            one
+            for one in results
+            if isinstance(one, JobStoreError) and not isinstance(one, JobUnreadable)
+        ]
         if len(errors) < len(results):
             self.is_failing = False
         elif not self.is_failing:
@@ -231,8 +256,8 @@ class _Lane:
         self._probing = None
 
 
-def _busy() -> JobStoreError:
-    return JobStoreError("the job store is busy")
+def _busy() -> NothingWritten:
+    return NothingWritten("the job store is busy")
 
 
 def _do_each(batch: Sequence[_Call]) -> list[Any]:

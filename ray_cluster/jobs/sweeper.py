@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
 from ray_cluster.config.sections import StorageSettings
@@ -83,6 +83,9 @@ class JobSweeper(Sweeper):
     async def sweep(self) -> None:
         """Delete jobs and images that are older than the configuration says, or too many."""
         before_s = self._wall_clock() - self.config.retention_s
+        # which says, too, whether the store is still this dispatcher's: what is not is not swept
+        put_aside = partial(self._store.put_aside, self._wall_clock())
+        await self._threads.call("write", put_aside)
         purge = partial(self._store.purge, before_s, limit=_PURGE_AT_ONCE)
         while purged := await self._threads.call("write", purge):
             await self.delete_images(purged)
@@ -123,6 +126,7 @@ class InputSweeper(Sweeper):
     Args:
         open_requests: returns every request of the cell that has not ended; called on the event
             loop. Not to be used before the jobs of an earlier dispatcher are among them.
+        check_owner: raises JobStoreError if they may be another dispatcher's.
         wall_clock: Unix time in seconds.
     """
 
@@ -130,15 +134,18 @@ class InputSweeper(Sweeper):
         self,
         inputs: InputStore,
         open_requests: Callable[[], Iterable[ImageRequest]],
+        check_owner: Callable[[], Awaitable[None]],
         wall_clock: Callable[[], float],
     ) -> None:
         super().__init__("images that clients have sent")
         self._inputs = inputs
         self._open_requests = open_requests
+        self._check_owner = check_owner
         self._wall_clock = wall_clock
 
     async def sweep(self) -> None:
         """Delete old inputs that no open request names."""
+        await self._check_owner()
         # read before the requests are: what is accepted after it names younger inputs
         sent_before_s = self._wall_clock() - self._inputs.grace_s
         keep: set[str] = set()

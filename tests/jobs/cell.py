@@ -71,6 +71,8 @@ class JobsCell:
         max_queued: int = 64,
         max_open: int = 100,
         limits: LimitsConfig | None = None,
+        cell: str = "cell",
+        waits: bool = True,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
         limits = limits or LimitsConfig(max_queued_images=max_queued)
@@ -99,6 +101,10 @@ class JobsCell:
             max_open_per_client=max_open,
             wall_clock=wall_clock,
         )
+        # a later life takes the store over; one of another cell does not
+        self.jobs_service.ownership.cell = cell
+        self.restored, self._waits = asyncio.Event(), waits
+        self.jobs_service.on_restored = self.restored.set
         self.settings_book = SettingsBook(some_settings(), time.monotonic)
         self.cell = CellService(
             self.dispatch,
@@ -131,6 +137,8 @@ class JobsCell:
     async def __aenter__(self) -> JobsCell:
         self.jobs_service.loras.apply(self.settings_book.settings)
         await self.jobs_service.start()
+        if self._waits:
+            await self.restored.wait()
         return self
 
     async def __aexit__(self, *_: object) -> None:

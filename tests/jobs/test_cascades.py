@@ -147,7 +147,7 @@ async def test_what_a_dead_dispatcher_has_not_deleted_is_deleted(tmp_path: Path)
         cell.results.put("a.candidate", b"light")
     async with JobsCell(tmp_path, epoch=2) as later:
         assert (await ended(later)).job.state == "completed"
-        assert names(later) == {"a.png"}
+        await until(lambda: names(later) == {"a.png"})
 
 
 async def test_a_store_that_does_not_publish_fails_the_job_after_several_tries(

@@ -64,6 +64,8 @@ async def test_what_cannot_be_kept_is_not_accepted(tmp_path: Path) -> None:
         def insert(self, _job: Job) -> None:
             raise JobStoreError("the disk is full")
 
+        withdraw = insert
+
     store = Failing(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
     async with JobsCell(tmp_path, store=store) as cell:
         replica = await Replica(cell).register()
@@ -80,7 +82,7 @@ async def test_what_cannot_be_kept_is_not_accepted(tmp_path: Path) -> None:
 async def test_an_end_is_told_only_once_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.jobs.service._RETRY_S", (0.02,))
+    monkeypatch.setattr("ray_cluster.jobs.store_threads._RETRY_S", (0.02,))
     store = NoEnds(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
     async with JobsCell(tmp_path, store=store) as cell:
         replica = await Replica(cell).register()
@@ -121,7 +123,7 @@ async def test_who_waits_for_a_job_hears_its_end_without_another_read(tmp_path: 
 async def test_a_cancel_that_cannot_be_kept_says_so_and_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.jobs.service._RETRY_S", (0.02,))
+    monkeypatch.setattr("ray_cluster.jobs.store_threads._RETRY_S", (0.02,))
     monkeypatch.setattr("ray_cluster.jobs.service._WRITTEN_S", 0.1)
     store = NoEnds(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
     async with JobsCell(tmp_path, store=store) as cell:

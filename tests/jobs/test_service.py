@@ -123,7 +123,7 @@ async def test_one_failed_image_fails_its_job_and_frees_the_rest(tmp_path: Path)
         assert view.job.attempts == 3
         assert await replica.poll() == {}
         # nothing of a job that failed is left
-        assert list(cell.results.entries()) == []
+        await until(lambda: list(cell.results.entries()) == [])
 
 
 async def test_cancelling_frees_the_row_and_what_was_made(tmp_path: Path) -> None:

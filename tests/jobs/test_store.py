@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from ray_cluster.jobs.job_rows import row_of
 from ray_cluster.jobs.sql_engine import JobStoreError
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.sql_store import JobUnreadable, SqlJobStore
 from ray_cluster.protocol.jobs import Job, JobQuery, StoredImage
 from ray_cluster.protocol.leases import Endpoint
 from ray_cluster.requests import Failure, OutputSpec, Timing
@@ -32,6 +33,10 @@ def job(job_id: str = "job_a", created_s: float = 1000.0, **changes: object) -> 
         "images": (None, None),
     }
     return Job(job_id=job_id, **{**values, **changes})  # type: ignore[arg-type]
+
+
+def ended(job_id: str) -> Job:
+    return job(job_id, state="completed", finished_s=2000.0)
 
 
 def test_a_job_comes_back_as_it_was(store: SqlJobStore) -> None:
@@ -156,14 +161,80 @@ def test_a_later_schema_is_refused_and_left_alone(store_url: str, store: SqlJobS
     assert store.get("job_a") == job()
 
 
-def test_a_damaged_row_is_named(store_url: str, store: SqlJobStore) -> None:
-    store.insert(job())
+def alter(store_url: str, job_id: str, **columns: str) -> None:
+    """Write columns of a job as somebody else might."""
     engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
     with engine.begin() as connection:
-        connection.execute(sa.text("UPDATE jobs SET requests = '[{}]'"))
+        for name, text in columns.items():
+            change = sa.text(f"UPDATE jobs SET {name} = :text WHERE job_id = :job_id")
+            connection.execute(change, {"text": text, "job_id": job_id})
     engine.dispose()
-    with pytest.raises(JobStoreError, match="damaged job job_a"):
-        store.get("job_a")
+
+
+DAMAGES = ["[{}]", "", '{"version": 1, "value": [{"prompt": "a"}]}', '{"version": 1, "val']
+
+
+@pytest.mark.parametrize("text", DAMAGES)
+def test_a_damaged_row_is_put_aside_and_keeps_no_other_from_being_read(
+    store_url: str, store: SqlJobStore, text: str
+) -> None:
+    for name in ("a", "b"):
+        store.insert(replace(job(), job_id=name, idempotency_key=name))
+        store.insert(ended(f"old-{name}"))
+    for name in ("a", "old-a"):
+        alter(store_url, name, requests=text)
+    assert [one.job_id for one in store.unfinished()] == ["b"]
+    assert {one.job_id for one in store.page(JobQuery("alice", limit=9))} == {"b", "old-b"}
+    assert (store.get("a"), store.find("alice", "a")) == (None, None)
+    assert [one.job_id for one in store.purge(1e9, limit=9)] == ["old-b"]
+    assert store.has_damaged
+    store.put_aside(2e9)
+    assert (store.has_damaged, store.num_damaged, store.unfinished_ids()) == (False, 2, ["b"])
+    # its key is free, and what there is of it goes as others do
+    store.insert(replace(job(), job_id="c", idempotency_key="a"))
+    again = SqlJobStore.open(store_url)
+    again.put_aside(2e9)
+    assert again.num_damaged == 2
+    again.purge(2e9 + 1, limit=9)
+    assert again.num_damaged == 0
+    again.close()
+
+
+def test_a_row_of_a_later_release_is_left_alone(store_url: str, store: SqlJobStore) -> None:
+    for name in ("a", "b"):
+        store.insert(replace(job(), job_id=name, idempotency_key=name))
+        store.insert(ended(f"old-{name}"))
+    written = row_of(job())
+    later = {
+        "a": {"requests": written["requests"].replace('"prompt"', '"later": 1, "prompt"')},
+        "old-a": {"error": '{"version": 2, "value": {"what": "is to come"}}'},
+    }
+    for name, columns in later.items():
+        alter(store_url, name, **columns)
+    assert [one.job_id for one in store.unfinished()] == ["b"]
+    assert [one.job_id for one in store.purge(1e9, limit=9)] == ["old-b"]
+    with pytest.raises(JobUnreadable, match=r"the job a of the job store .* later release"):
+        store.get("a")
+    with pytest.raises(JobUnreadable):
+        store.find("alice", "a")
+    assert (store.has_damaged, store.newer) == (False, {"a", "old-a"})
+    store.put_aside(2e9)
+    assert sorted(store.unfinished_ids()) == ["a", "b"]
+    # and read by that release
+    alter(store_url, "a", requests=written["requests"])
+    assert {one.job_id for one in store.unfinished()} == {"a", "b"}
+
+
+def test_a_job_whose_answer_was_lost_is_written_once(store: SqlJobStore) -> None:
+    store.insert(job())
+    store.insert(job())
+    assert [one.job_id for one in store.unfinished()] == ["job_a"]
+    with pytest.raises(JobStoreError, match="another job job_a"):
+        store.insert(replace(job(), slo_s=1.0))
+    store.withdraw(job())
+    store.withdraw(job())
+    assert store.unfinished() == []
+    store.insert(job())
 
 
 @pytest.mark.parametrize(

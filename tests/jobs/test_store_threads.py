@@ -165,12 +165,12 @@ async def test_a_locked_store_is_known_to_be_well_again_though_nobody_asks(
 async def test_whoever_would_wait_too_long_is_told_and_nothing_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.jobs.store_threads._TURN_S", 0.1)
+    monkeypatch.setattr("ray_cluster.jobs.store_threads._TURN_S", 0.5)
     async with working(tmp_path) as (store, thread):
         async with held(thread):
             asked = asyncio.create_task(thread.visit().write(store.insert, job("asked")))
             own = asyncio.create_task(thread.call("write", lambda: store.insert(job("own"))))
-            await asyncio.sleep(0.2)
+            await asyncio.sleep(0.7)
         with pytest.raises(JobStoreUnavailable):
             await asked
         await own

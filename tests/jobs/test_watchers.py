@@ -35,7 +35,7 @@ def watchers_of(looks: Looks) -> JobWatchers:
 def test_a_job_is_checked_as_often_for_many_watchers_as_for_one() -> None:
     async def main() -> None:
         looks = Looks()
-        watchers, one = watchers_of(looks), OpenJob(job("j"), {})
+        watchers, one = watchers_of(looks), OpenJob(job("j"))
         waiting = [asyncio.create_task(watchers.wait(one, "1", 0.55)) for _ in range(300)]
         await asyncio.sleep(0)
         looks.count = 0
@@ -52,7 +52,7 @@ def test_a_job_is_checked_as_often_for_many_watchers_as_for_one() -> None:
 def test_all_watchers_see_a_change_soon_and_one_that_has_been_at_once() -> None:
     async def main() -> None:
         looks, clock = Looks(), asyncio.get_running_loop().time
-        watchers, one = watchers_of(looks), OpenJob(job("j"), {})
+        watchers, one = watchers_of(looks), OpenJob(job("j"))
         waiting = [asyncio.create_task(watchers.wait(one, "1", 10.0)) for _ in range(3)]
         await asyncio.sleep(0.15)
         assert not any(task.done() for task in waiting)
@@ -74,7 +74,7 @@ def test_all_watchers_see_a_change_soon_and_one_that_has_been_at_once() -> None:
 def test_a_check_wakes_watchers_at_once() -> None:
     async def main() -> None:
         looks, clock = Looks(), asyncio.get_running_loop().time
-        watchers, one = watchers_of(looks), OpenJob(job("j"), {})
+        watchers, one = watchers_of(looks), OpenJob(job("j"))
         waiting = asyncio.create_task(watchers.wait(one, "1", 10.0))
         await asyncio.sleep(0)
         looks.version = "2"
@@ -88,7 +88,7 @@ def test_a_check_wakes_watchers_at_once() -> None:
 
 
 async def test_who_leaves_or_waits_too_long_leaves_nothing() -> None:
-    watchers, one = watchers_of(Looks()), OpenJob(job("j"), {})
+    watchers, one = watchers_of(Looks()), OpenJob(job("j"))
     gone = asyncio.create_task(watchers.wait(one, "1", 10.0))
     await asyncio.sleep(0)
     gone.cancel()
