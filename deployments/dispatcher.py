@@ -100,6 +100,8 @@ class Dispatcher:
             on_register=self._save_worker,
         )
         self._jobs = await self._open_jobs(arguments, results, config)
+        # before anything is read or written
+        await self._jobs.ownership.take()
         keys = self._jobs.known_keys
         self._settings = LiveSettings(arguments, config, file, core, time.monotonic, keys)
         cell = CellService(

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import logging
-from functools import partial
-
 from ray_cluster.codec.values import CodecError, TextCodec
 from ray_cluster.config.keys import ApiKey
 from ray_cluster.errors import ConfigError
-from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads
-
-logger = logging.getLogger(__name__)
 
 _NAME = "api_keys"
 _KEYS: TextCodec[tuple[ApiKey, ...]] = TextCodec(tuple[ApiKey, ...])
@@ -27,6 +21,7 @@ class KnownKeys:
     def __init__(self, store: SqlJobStore, threads: StoreThreads) -> None:
         self._store = store
         self._threads = threads
+        self._latest: tuple[ApiKey, ...] = ()
 
     async def load(self) -> tuple[ApiKey, ...]:
         """Return the keys that were saved last; none if none ever were.
@@ -45,9 +40,13 @@ class KnownKeys:
             ) from error
 
     async def save(self, keys: tuple[ApiKey, ...]) -> None:
-        """Write the keys in force; a failure is only logged, as these stay in force."""
-        write = partial(self._store.save_control, _NAME, _KEYS.encode(keys))
-        try:
-            await self._threads.call("write", write)
-        except JobStoreError as error:
-            logger.warning("the API keys are not saved for a later dispatcher: %s", error)
+        """Write the keys in force, however long that takes: one that was revoked stays so.
+
+        They are in force meanwhile. Of several sets the last one is written.
+        """
+        self._latest = keys
+
+        def write() -> None:
+            self._store.save_control(_NAME, _KEYS.encode(self._latest))
+
+        await self._threads.write_surely("the set of API keys in force", write)

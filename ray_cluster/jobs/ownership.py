@@ -54,6 +54,8 @@ class Ownership:
         Raises:
             JobStoreInUse: another dispatcher does.
         """
+        if self._is_owner:
+            return
         first = await self._threads.call("read", self._store.owner)
         owner, clock = first, asyncio.get_running_loop().time
         silent_until_s = clock() + _SILENT_S

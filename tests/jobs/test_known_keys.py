@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -50,5 +51,13 @@ async def test_a_store_that_fails_neither_opens_the_service_nor_stops_it(
             monkeypatch.setattr(cell.store, method, fail)
         with pytest.raises(JobStoreError, match="disk is full"):
             await cell.jobs_service.known_keys.load()
-        await cell.jobs_service.known_keys.save(KEYS)
-    assert "the API keys are not saved for a later dispatcher: the disk is full" in caplog.text
+        known = cell.jobs_service.known_keys
+        saving = [asyncio.create_task(known.save(keys)) for keys in (KEYS, KEYS[:1])]
+        await asyncio.sleep(0.1)
+        assert "the set of API keys in force is not written yet" in caplog.text
+        # what was revoked meanwhile stays so
+        monkeypatch.undo()
+        monkeypatch.setattr("ray_cluster.jobs.store_threads._RETRY_S", (0.02,))
+        async with asyncio.timeout(10.0):
+            await asyncio.gather(*saving)
+        assert await known.load() == KEYS[:1]
