@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from ray_cluster.dispatch.service import DispatchService, Keeper
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.open_job import OpenJob, log_job
+from ray_cluster.jobs.sql_owner import JobStoreTaken
 from ray_cluster.jobs.sql_store import NothingWritten, SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit
 from ray_cluster.jobs.views import JobViews, OpenJobs
@@ -138,7 +139,7 @@ class JobCreation:
 
 def _is_refusal(error: JobStoreUnavailable) -> bool:
     """Whether a write that failed has certainly written nothing."""
-    return isinstance(error.__cause__, NothingWritten)
+    return isinstance(error.__cause__, NothingWritten | JobStoreTaken)
 
 
 def _log_failure(making: asyncio.Task[Creation]) -> None:

@@ -173,7 +173,7 @@ class JobService:
 
     def _is_strange(self, job_id: str) -> bool:
         """Whether nobody here knows of a job."""
-        is_known = self._open.get(job_id) is not None or job_id in self._store.newer
+        is_known = job_id in self._open or job_id in self._store.newer
         return not is_known and not self._creation.is_doubtful(job_id)
 
     def _open_requests(self) -> Iterator[ImageRequest]:
@@ -249,7 +249,7 @@ class JobService:
 
     async def _as_ended(self, caller: str, view: JobView) -> JobView:
         """Return a view of a job; as the job has ended, if it has since it was read."""
-        if view.job.is_final or self._open.get(view.job.job_id) is not None:
+        if view.job.is_final or view.job.job_id in self._open:
             return view
         job = await self._threads.visit(caller).read(self._store.get, view.job.job_id)
         return view if job is None else JobView(job)

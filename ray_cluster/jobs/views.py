@@ -35,6 +35,9 @@ class OpenJobs:
     def __len__(self) -> int:
         return len(self._by_id)
 
+    def __contains__(self, job_id: str) -> bool:
+        return job_id in self._by_id
+
     def __iter__(self) -> Iterator[OpenJob]:
         return iter(self._by_id.values())
 
