@@ -59,7 +59,13 @@ def job(job_id: str, num_images: int = 1, **changes: Any) -> Job:
 
 
 class JobsCell:
-    """One life of a dispatcher over stores that outlive it; also the gateway's way to it."""
+    """One life of a dispatcher over stores that outlive it; also the gateway's way to it.
+
+    Attributes:
+        waits: whether entering it waits until earlier jobs are restored.
+    """
+
+    waits = True
 
     def __init__(
         self,
@@ -71,10 +77,9 @@ class JobsCell:
         max_queued: int = 64,
         max_open: int = 100,
         limits: LimitsConfig | None = None,
-        cell: str = "cell",
-        waits: bool = True,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        self.restored = asyncio.Event()
         limits = limits or LimitsConfig(max_queued_images=max_queued)
         self.core = DispatchCore(config=DISPATCH, limits=limits, epoch=epoch, configured=["m"])
         self.results = BlobStore(str(folder / "results"))
@@ -101,9 +106,8 @@ class JobsCell:
             max_open_per_client=max_open,
             wall_clock=wall_clock,
         )
-        # a later life takes the store over; one of another cell does not
-        self.jobs_service.ownership.cell = cell
-        self.restored, self._waits = asyncio.Event(), waits
+        # a later life takes the store over
+        self.jobs_service.ownership.cell = "cell"
         self.jobs_service.on_restored = self.restored.set
         self.settings_book = SettingsBook(some_settings(), time.monotonic)
         self.cell = CellService(
@@ -113,7 +117,10 @@ class JobsCell:
             self.settings_book,
             clock=time.monotonic,
         )
-        # as a gateway's dispatcher client has them
+        self._serve()
+
+    def _serve(self) -> None:
+        """Have the methods that a gateway's dispatcher client has."""
         services = {
             ImageCalls: self.dispatch,
             JobCalls: self.jobs_service,
@@ -137,7 +144,7 @@ class JobsCell:
     async def __aenter__(self) -> JobsCell:
         self.jobs_service.loras.apply(self.settings_book.settings)
         await self.jobs_service.start()
-        if self._waits:
+        if self.waits:
             await self.restored.wait()
         return self
 

@@ -26,8 +26,10 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(ownership, name, seconds)
 
 
-def cell_at(store_url: str, folder: Path, **values: Any) -> JobsCell:
-    return JobsCell(folder, store=SqlJobStore.open(store_url), **values)
+def cell_at(store_url: str, folder: Path, cell: str = "cell", **values: Any) -> JobsCell:
+    found = JobsCell(folder, store=SqlJobStore.open(store_url), **values)
+    found.jobs_service.ownership.cell = cell
+    return found
 
 
 async def test_another_cells_dispatcher_does_not_start_while_the_owner_lives(

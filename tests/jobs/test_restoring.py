@@ -108,7 +108,9 @@ async def test_a_result_store_that_is_away_delays_no_start(
         return num_bytes(store, name)
 
     monkeypatch.setattr(BlobStore, "num_bytes", unreliable)
-    async with JobsCell(tmp_path, epoch=2, waits=False) as cell:
+    later_one = JobsCell(tmp_path, epoch=2)
+    later_one.waits = False
+    async with later_one as cell:
         replica = await Replica(cell).register()
         states = {
             one.job.job_id: one.job.state for one in (await cell.jobs(JobQuery("alice"))).views
