@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
 
@@ -21,17 +22,32 @@ from ray_cluster.dispatch.statistics import RATIO_BOUNDS
 from ray_cluster.observability.metrics_snapshot import Snapshot, take
 
 
-def cell_snapshot(cluster: ClusterSnapshot, num_open_jobs: int) -> Snapshot:
+@dataclass(frozen=True, slots=True)
+class JobCounts:
+    """The durable jobs of a cell.
+
+    Attributes:
+        num_open: that have not ended.
+        num_damaged: whose rows are put aside.
+        num_later: that a later release has written.
+    """
+
+    num_open: int = 0
+    num_damaged: int = 0
+    num_later: int = 0
+
+
+def cell_snapshot(cluster: ClusterSnapshot, jobs: JobCounts) -> Snapshot:
     """Return what the dispatcher has decided so far, and has now."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_CellCollector(cluster, num_open_jobs))
+    registry.register(_CellCollector(cluster, jobs))
     return take(registry)
 
 
 class _CellCollector(Collector):
-    def __init__(self, cluster: ClusterSnapshot, num_open_jobs: int) -> None:
+    def __init__(self, cluster: ClusterSnapshot, jobs: JobCounts) -> None:
         self._cluster = cluster
-        self._num_open_jobs = num_open_jobs
+        self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
         cluster = self._cluster
@@ -68,8 +84,16 @@ class _CellCollector(Collector):
             value=cluster.oldest_waiting_s,
         )
         yield GaugeMetricFamily(
-            "ray_cluster_open_jobs", "Durable jobs that have not ended.", value=self._num_open_jobs
+            "ray_cluster_open_jobs", "Durable jobs that have not ended.", value=self._jobs.num_open
         )
+        unreadable = GaugeMetricFamily(
+            "ray_cluster_unreadable_jobs",
+            "Jobs in the store that this release cannot read.",
+            labels=["reason"],
+        )
+        unreadable.add_metric(["damaged"], self._jobs.num_damaged)
+        unreadable.add_metric(["later_release"], self._jobs.num_later)
+        yield unreadable
         leased = GaugeMetricFamily(
             "ray_cluster_leased_images", "Images leased to a replica.", labels=["model", "replica"]
         )

@@ -55,9 +55,9 @@ class CellService:
 
     async def _add_up(self) -> Snapshot:
         cluster, control = await self._dispatch.snapshot(), self._jobs.control.metrics()
-        parts, num_open = self._book.parts(self._clock()), self._jobs.num_open
+        parts, jobs = self._book.parts(self._clock()), self._jobs.counts
         return await asyncio.to_thread(
-            lambda: merge([*parts, cell_snapshot(cluster, num_open), control])
+            lambda: merge([*parts, cell_snapshot(cluster, jobs), control])
         )
 
     async def report_metrics(self, process_id: str, own: Snapshot) -> None:
@@ -66,7 +66,7 @@ class CellService:
 
     async def own_metrics(self) -> Snapshot:
         """Return the dispatcher's own metrics."""
-        own = cell_snapshot(await self._dispatch.snapshot(), self._jobs.num_open)
+        own = cell_snapshot(await self._dispatch.snapshot(), self._jobs.counts)
         return (*own, *self._jobs.control.metrics())
 
     async def starting(self) -> tuple[str, ...]:

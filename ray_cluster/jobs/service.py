@@ -16,6 +16,7 @@ from functools import partial
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.sections import StorageSettings
 from ray_cluster.config.settings import Settings
+from ray_cluster.dispatch.metrics import JobCounts
 from ray_cluster.dispatch.service import DispatchService, Keeper
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.control import ControlService
@@ -290,6 +291,11 @@ class JobService:
     def num_open(self) -> int:
         """How many jobs have not ended."""
         return len(self._open)
+
+    @property
+    def counts(self) -> JobCounts:
+        """How many jobs are open, and how many cannot be read."""
+        return JobCounts(len(self._open), self._store.num_damaged, len(self._store.newer))
 
     async def close(self) -> None:
         """Stop; open jobs stay open in the store."""

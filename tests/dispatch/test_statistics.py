@@ -6,7 +6,7 @@ import pytest
 
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.metrics import cell_snapshot
+from ray_cluster.dispatch.metrics import JobCounts, cell_snapshot
 from ray_cluster.dispatch.statistics import RATIO_BOUNDS, Ratios, size_class
 from ray_cluster.protocol.leases import Failed
 from ray_cluster.requests import Failure
@@ -45,7 +45,7 @@ def test_ends_are_counted_but_those_that_clients_called_off_or_brought_about_are
     assert sum(cluster.counters.met.values()) == sum(cluster.counters.missed.values()) == 1
     expected = sum(took / one.predicted_s for took, one in zip((2.0, 9.0), offers, strict=False))
     assert cluster.counters.ratios["m"].total == pytest.approx(expected)
-    text = str(cell_snapshot(cluster, 0))
+    text = str(cell_snapshot(cluster, JobCounts()))
     assert "ray_cluster_deadlines" in text
     assert "ray_cluster_real_over_predicted" in text
 

@@ -47,6 +47,7 @@ async def test_a_damaged_job_is_put_aside_and_counted(tmp_path: Path) -> None:
         assert await cell.job("alice", "bad") is None
         await until(lambda: cell.store.num_damaged == 1)
         assert "1 damaged jobs are put aside" in " ".join(await cell.warnings())
+        assert "('reason', 'damaged'),)): 1.0" in str(await cell.metrics("g", ()))
         # its key names another job from now on
         assert (await cell.create_job(job("new", idempotency_key="bad"))).is_new
     async with JobsCell(tmp_path, epoch=3) as cell:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ray_cluster.api.metrics import GatewayMetrics
 from ray_cluster.dispatch.demand import DemandCounts
-from ray_cluster.dispatch.metrics import cell_snapshot
+from ray_cluster.dispatch.metrics import JobCounts, cell_snapshot
 from ray_cluster.dispatch.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.statistics import OutcomeCounters
 from ray_cluster.engine.step_engine import StepReport
@@ -135,7 +135,7 @@ def test_the_documentation_names_every_metric() -> None:
         LoraMetrics("node").snapshot(0),
         ControlServerMetrics("edges").snapshot(),
         ControlClientMetrics().snapshot(),
-        cell_snapshot(cluster, num_open_jobs=0),
+        cell_snapshot(cluster, JobCounts()),
         plan_snapshot(report, 0.0),
     ]
     names = {
