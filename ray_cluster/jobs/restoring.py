@@ -64,6 +64,9 @@ class JobRestorer:
         for open_job in left:
             try:
                 await self._restore(open_job)
+            except Exception:
+                # a mistake of ours: it concerns this job, and no other
+                logger.exception("job %s is not restored", open_job.job.job_id)
             finally:
                 self.num_left -= 1
 

@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 
 _JOBS = sa.table("jobs", *map(sa.column, JOB_COLUMNS))
 _DAMAGED = sa.table("damaged_jobs", *map(sa.column, ("job_id", "found_s", "reason", "row")))
+_BY_AGE = (_JOBS.c.created_s, _JOBS.c.job_id)
+_FETCHED_AT_ONCE = 50
 _LORAS = sa.table("loras", *map(sa.column, ("lora_id", "is_removed", "lora", "facts")))
 _WORKERS = sa.table("workers", *map(sa.column, ("pool", "registered_s", "registration")))
 
@@ -179,7 +181,7 @@ class SqlJobStore:
 
         No more than one job more than a page may hold (:mod:`~ray_cluster.jobs.page_size`).
         """
-        order = sa.tuple_(_JOBS.c.created_s, _JOBS.c.job_id)
+        order = sa.tuple_(*_BY_AGE)
         rows = sa.select(_JOBS).where(_JOBS.c.client == query.client)
         if query.state is not None:
             rows = rows.where(_JOBS.c.state == query.state)
@@ -189,16 +191,15 @@ class SqlJobStore:
                 if last is None or last.client != query.client:
                     return []
                 rows = rows.where(order < (last.created_s, last.job_id))
-            rows = rows.order_by(_JOBS.c.created_s.desc(), _JOBS.c.job_id.desc())
-            with connection.execute(rows.limit(query.limit)) as found:
-                return list(until_full(self._readable(found)))
+            rows = rows.order_by(*(column.desc() for column in _BY_AGE))
+            with self._readable(connection, rows) as found:
+                return list(until_full(islice(found, query.limit)))
 
     def unfinished(self) -> list[Job]:
         """Return every job that has not ended and can be read, the oldest first."""
-        rows = sa.select(_JOBS).where(_JOBS.c.state.not_in(FINAL_STATES))
-        with self._transaction() as connection:
-            found = connection.execute(rows.order_by(_JOBS.c.created_s, _JOBS.c.job_id))
-            return list(self._readable(found))
+        rows = sa.select(_JOBS).where(_JOBS.c.state.not_in(FINAL_STATES)).order_by(*_BY_AGE)
+        with self._transaction() as connection, self._readable(connection, rows) as found:
+            return list(found)
 
     def unfinished_ids(self) -> list[str]:
         """Return the ids of all jobs that have not ended."""
@@ -213,8 +214,8 @@ class SqlJobStore:
         """
         rows = sa.select(_JOBS).where(_JOBS.c.finished_s < finished_before_s)
         with self._transaction(writes=True) as connection:
-            with connection.execute(rows.order_by(_JOBS.c.finished_s)) as found:
-                jobs = list(islice(self._readable(found), limit))
+            with self._readable(connection, rows.order_by(_JOBS.c.finished_s)) as found:
+                jobs = list(islice(found, limit))
             ids = [job.job_id for job in jobs]
             connection.execute(sa.delete(_JOBS).where(_JOBS.c.job_id.in_(ids)))
             old = _DAMAGED.c.found_s < finished_before_s
@@ -306,9 +307,11 @@ class SqlJobStore:
         found = []
         with self._transaction() as connection:
             for row in connection.execute(sa.select(_LORAS).order_by(_LORAS.c.lora_id)):
-                with suppress(CodecError):
+                try:
                     facts = None if row.facts is None else _FACTS.decode(row.facts)
                     found.append((_LORA.decode(row.lora), facts, bool(row.is_removed)))
+                except CodecError as error:
+                    logger.error("the LoRA %s is left alone: %s", row.lora_id, error)
         return found
 
     @contextmanager
@@ -354,9 +357,13 @@ class SqlJobStore:
             )
         return job
 
-    def _readable(self, rows: sa.CursorResult[Any]) -> Iterator[Job]:
-        found = (self._job(dict(row._mapping)) for row in rows)
-        return (job for job in found if job is not None)
+    @contextmanager
+    def _readable(self, connection: sa.Connection, rows: sa.Select[Any]) -> Iterator[Iterator[Job]]:
+        """Give the jobs that can be read, of which no more are fetched than are asked for."""
+        options = {"yield_per": _FETCHED_AT_ONCE}
+        with connection.execute(rows, execution_options=options) as found:
+            jobs = (self._job(dict(row._mapping)) for row in found)
+            yield (job for job in jobs if job is not None)
 
     def _job(self, row: dict[str, Any]) -> Job | None:
         """Return a row's job; None, and a note, if it cannot be read."""
