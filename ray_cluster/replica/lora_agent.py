@@ -103,7 +103,6 @@ class LoraStoreAgent:
         self._beyond = ""
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._mistake: BaseException | None = None
 
     def start(self) -> None:
         """Begin to poll on the running loop, with what is in the folder already."""
@@ -126,8 +125,6 @@ class LoraStoreAgent:
     def check_alive(self) -> None:
         """Raise RuntimeError when a task has died."""
         check_running(self._tasks)
-        if self._mistake is not None:
-            raise RuntimeError("fetching a LoRA has failed unexpectedly") from self._mistake
 
     async def drain(self) -> None:
         """Stop; what is fetched just now is given up."""
@@ -275,7 +272,6 @@ class LoraStoreAgent:
         self._slots.release(lora_id)
         if done.cancelled():
             return
-        self._mistake = self._mistake or done.exception()
         # it may have been ordered again meanwhile, or not be needed any more
         self._compare(lora_id)
         self._start_fetches()
@@ -283,7 +279,7 @@ class LoraStoreAgent:
     async def _fetch(self, order: LoraOrder, began_s: float) -> None:
         lora_id = order.lora.lora_id
         try:
-            facts = await self._folder.ensure(order)
+            facts = await self._ensured(order)
         except LoraUnavailable as error:
             logger.warning("LoRA %s is not to be had: %s", order.lora.name, error)
             self._metrics.ended(error.failure, self._clock() - began_s)
@@ -296,6 +292,17 @@ class LoraStoreAgent:
         self._sizes[lora_id] = facts.num_bytes
         self._must_make_room = True
         self._has_news.set()
+
+    async def _ensured(self, order: LoraOrder) -> LoraFacts:
+        try:
+            return await self._folder.ensure(order)
+        except LoraUnavailable:
+            raise
+        except Exception as error:
+            logger.exception("LoRA %s has failed unexpectedly", order.lora.name)
+            # of this one alone, as far as is known: the others are still to be had
+            why = f"an unexpected {type(error).__name__}; the log of the store tells more"
+            raise LoraUnavailable("unreachable", why) from error
 
     def _fail(self, order: LoraOrder, error: LoraUnavailable) -> None:
         self._reports.put(

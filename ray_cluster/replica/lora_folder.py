@@ -86,8 +86,9 @@ class LoraFolder:
         path = self._path(lora_id, SUFFIX)
         try:
             os.utime(path)
-        except FileNotFoundError:
-            return None
+        except OSError:
+            # one whose use cannot be noted can be read all the same
+            return path if os.path.exists(path) else None
         return path
 
     def discard(self, lora_id: str) -> None:

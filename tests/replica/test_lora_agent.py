@@ -213,17 +213,6 @@ async def test_whatever_calls_are_lost_all_come(seed: int) -> None:
     assert link.num_lost
 
 
-async def test_a_mistake_in_a_fetch_is_seen_by_the_health_check() -> None:
-    link, folder = new_link("pastel"), MemoryFolder()
-    folder.mistake = AssertionError("a mistake")
-    async with storing(folder, link) as agent:
-        agent.check_alive()
-        await use(link, "pastel")
-        await until(lambda: folder.begun)
-        with pytest.raises(RuntimeError, match="unexpectedly"):
-            await until(agent.check_alive)
-
-
 async def test_a_store_that_leaves_gives_its_fetches_up() -> None:
     link, folder = new_link("pastel"), MemoryFolder(is_open=False)
     async with storing(folder, link):
