@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # between two looks at what others have done to the folder
 _LOOK_S = 10.0
+# between two times that it is tidied though nothing has come
+_TIDY_S = 3600.0
 _NO_ROOM = "other pinned LoRAs fill their share of the disk (loras.max_disk_bytes)"
 
 
@@ -338,8 +340,13 @@ class LoraStoreAgent:
 
     async def _look_forever(self) -> None:
         """Find what replicas have fetched for themselves, or anybody has deleted."""
+        tidied_s = self._clock()
         while True:
             await asyncio.sleep(_LOOK_S)
+            if self._clock() - tidied_s >= _TIDY_S:
+                tidied_s = self._clock()
+                self._must_make_room = True
+                self._has_news.set()
             known, kept = set(self._reports.ready), self._kept()
             try:
                 found = await asyncio.to_thread(self._look, known, kept)
