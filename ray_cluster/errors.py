@@ -120,7 +120,8 @@ MODEL_ERRORS: tuple[type[Exception], ...] = (
     ValueError,
 )
 """What a model, a tokenizer or a codec may raise on one request's data without the process being
-broken: such an error fails that request. Anything else ends the thread, and with it the replica."""
+broken: such an error fails that request. Anything else ends the engine's thread, and with it the
+replica; outside of the engine, it ends the request (:mod:`ray_cluster.replica.unexpected`)."""
 
 REQUEST_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, InvalidRequest)
 """What ends one request in a stage: an error on its data, or a parameter found wrong only there."""

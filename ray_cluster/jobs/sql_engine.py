@@ -20,11 +20,14 @@ _BACKENDS = {"sqlite": "sqlite", "postgresql": "postgresql+psycopg"}
 _MIGRATIONS = Path(__file__).with_name("migrations")
 # a server or a file that is away or locked: below the patience of whoever waits for a job
 _BUSY_S = 0.7
-_POSTGRES = {
-    "connect_timeout": 2,
-    "tcp_user_timeout": int(1e3 * _BUSY_S),
-    "options": f"-c lock_timeout={int(1e3 * _BUSY_S)}",
-}
+# a statement that a server has begun and does not end, on a disk that hangs, say: the one thread
+# that reads or writes waits for it. A start, which reads all open jobs, takes a few seconds
+_STATEMENT_S = 10.0
+_POSTGRES = {"connect_timeout": 2, "tcp_user_timeout": int(1e3 * _BUSY_S)}
+_POSTGRES_OPTIONS = (
+    f"-c lock_timeout={int(1e3 * _BUSY_S)}",
+    f"-c statement_timeout={int(1e3 * _STATEMENT_S)}",
+)
 
 
 class JobStoreError(RayClusterError):
@@ -41,7 +44,7 @@ def connect(url: str) -> sa.Engine:
     is_sqlite = parsed.get_backend_name() == "sqlite"
     if is_sqlite:
         _make_folder(parsed)
-    options = {} if is_sqlite else {**_POSTGRES, **parsed.query}
+    options = {} if is_sqlite else _postgres_options(parsed)
     try:
         engine = sa.create_engine(parsed, pool_pre_ping=True, connect_args=options)
     except (SQLAlchemyError, ImportError) as error:
@@ -55,12 +58,16 @@ def connect(url: str) -> sa.Engine:
 def migrate(connection: sa.Connection) -> None:
     """Run the migrations that a database lacks, in the connection's transaction.
 
+    However long they take: one that rewrites a large table would never end otherwise.
+
     Raises:
         JobStoreError: a later version of this program has written the database.
     """
     config = Config()
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
+    if connection.dialect.name == "postgresql":
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
     try:
         command.upgrade(config, "head")
     except CommandError as error:
@@ -84,6 +91,13 @@ def _parse(url: str) -> URL:
 
 def _shown(url: URL) -> str:
     return url.render_as_string(hide_password=True)
+
+
+def _postgres_options(url: URL) -> dict[str, Any]:
+    """Return how to connect: what the URL says goes before what is set here."""
+    own = url.normalized_query.get("options", ())
+    # of two values of one parameter, the server takes the later
+    return {**_POSTGRES, **url.query, "options": " ".join((*_POSTGRES_OPTIONS, *own))}
 
 
 def _make_folder(url: URL) -> None:

@@ -9,17 +9,11 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
 from ray_cluster.engine.runner import EngineRunner
-from ray_cluster.errors import (
-    MODEL_ERRORS,
-    DispatcherUnavailable,
-    InvalidRequest,
-    RequestFailed,
-)
+from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
 from ray_cluster.imaging.small_images import small_image
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
@@ -34,16 +28,18 @@ from ray_cluster.protocol.leases import (
     Returned,
 )
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
+from ray_cluster.replica.beginnings import Beginnings
 from ray_cluster.replica.delivery import Delivery, failure_of
-from ray_cluster.replica.gathering import Gathered, Gathering, ReplicaAddOns
+from ray_cluster.replica.gathering import Gathering, ReplicaAddOns
 from ray_cluster.replica.held_leases import HeldLeases
-from ray_cluster.replica.late_loras import LateLoras, begins_without
+from ray_cluster.replica.late_loras import LateLoras
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.metrics import ReplicaMetrics
 from ray_cluster.replica.poller import LeasePoller, check_running
 from ray_cluster.replica.preemption import Preemptions
 from ray_cluster.replica.preview_sender import Previews
 from ray_cluster.replica.state_transfer import StateTransfer
+from ray_cluster.replica.unexpected import failing_alone
 
 logger = logging.getLogger(__name__)
 
@@ -88,7 +84,6 @@ class ReplicaAgent:
         self._delivery = delivery
         self._states = states
         self._add_ons = add_ons or ReplicaAddOns()
-        self._gathering = Gathering(delivery, states, self._add_ons, clock)
         self._link = link
         self._clock = clock
         self._metrics = ReplicaMetrics(registration.model, registration.replica_id)
@@ -105,24 +100,36 @@ class ReplicaAgent:
         self._preemptions = Preemptions(
             self._runner, states, holds=self._leases.holds, on_stored=self._return
         )
-        self._late_loras: LateLoras | None = None
-        if self._add_ons.loras is not None:
-            self._late_loras = LateLoras(
-                runner,
-                self._add_ons.loras,
-                holds=self._leases.holds,
-                on_failed=self._fail,
-                on_overdue=self._preempt,
-                clock=clock,
-            )
+        self._late_loras = self._new_late_loras()
+        self._beginnings = Beginnings(
+            runner,
+            states,
+            Gathering(delivery, states, self._add_ons, clock),
+            self._late_loras,
+            on_failed=self._fail,
+            log=self._log,
+            metrics=self._metrics,
+            clock=clock,
+        )
         self._peers = Directory()
-        self._beginning: dict[str, asyncio.Task[None]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._codings: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_draining = False
         self._death: Died | None = None
         self._giving_up: asyncio.Task[None] | None = None
+
+    def _new_late_loras(self) -> LateLoras | None:
+        if self._add_ons.loras is None:
+            return None
+        return LateLoras(
+            self._runner,
+            self._add_ons.loras,
+            holds=self._leases.holds,
+            on_failed=self._fail,
+            on_overdue=self._preempt,
+            clock=self._clock,
+        )
 
     def start(self) -> None:
         """Start the runner's threads and the polling and reporting tasks on the running loop."""
@@ -183,14 +190,14 @@ class ReplicaAgent:
 
     async def _end_tasks(self) -> None:
         fetching = () if self._late_loras is None else tuple(self._late_loras.tasks)
-        for task in (*self._loops, *self._beginning.values(), *fetching):
+        for task in (*self._loops, *self._beginnings.tasks, *fetching):
             task.cancel()
         leaving = self._codings | self._preemptions.tasks
         if leaving:
             await asyncio.wait(leaving, timeout=_CODING_GRACE_S)
         for task in leaving:
             task.cancel()
-        tasks = (*self._loops, *self._beginning.values(), *fetching, *leaving)
+        tasks = (*self._loops, *self._beginnings.tasks, *fetching, *leaving)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _sign_off(self) -> None:
@@ -270,7 +277,7 @@ class ReplicaAgent:
         )
         merged = self._merged()
         in_engine, leaving = self._runner.steps_done_by_id, self._preemptions.steps_done_by_id
-        steps_done = {**dict.fromkeys(self._beginning, 0), **in_engine, **leaving}
+        steps_done = {**dict.fromkeys(self._beginnings.ids, 0), **in_engine, **leaving}
         num_free = max(0, self._capacity.max_in_flight - len(self._leases))
         return Poll(
             replica_id=self._registration.replica_id,
@@ -287,54 +294,15 @@ class ReplicaAgent:
         )
 
     def _take(self, lease: Lease) -> None:
-        request_id = lease.request.request_id
-        self._drop(request_id)
+        self._drop(lease.request.request_id)
         self._leases.add(lease)
-        deadline_s = self._clock() + lease.deadline_in_s
-        if self._gathering.is_needed(lease):
-            task = asyncio.create_task(self._begin(lease, deadline_s))
-            self._beginning[request_id] = task
-        else:
-            self._submit(lease, deadline_s, Gathered())
-
-    async def _begin(self, lease: Lease, deadline_s: float) -> None:
-        """Fetch what a request needs, and submit it; ``_drop`` cancels it."""
-        began_s, state = self._clock(), None
-        if lease.may_resume:
-            state = await self._states.load(lease.request, self._runner.device)
-        if state is not None:
-            self._metrics.resumed(state.step_index)
-        try:
-            is_late = self._late_loras is not None and begins_without(lease.request, state)
-            gathered = await self._gathering.gather(lease, state, without_loras=is_late)
-        except RequestFailed as error:
-            del self._beginning[lease.request.request_id]
-            self._fail(lease, error)
-            return
-        del self._beginning[lease.request.request_id]
-        self._submit(lease, deadline_s, replace(gathered, took_s=self._clock() - began_s))
-        if is_late and self._late_loras is not None:
-            self._late_loras.begin(lease, deadline_s)
-
-    def _submit(self, lease: Lease, deadline_s: float, gathered: Gathered) -> None:
-        self._log.started(lease, gathered.state)
-        self._runner.submit(
-            lease.request,
-            deadline_s=deadline_s,
-            queued_s=lease.queued_s,
-            read_s=gathered.took_s,
-            state=gathered.state,
-            pixels=gathered.pixels,
-            adapters=gathered.adapters,
-            maps=gathered.maps,
-        )
+        self._beginnings.begin(lease)
 
     def _drop(self, request_id: str) -> None:
         """Drop the row of a request, and what was to be reported of earlier leases on it."""
         if (lease := self._leases.drop(request_id)) is not None:
             self._log.dropped(lease.request)
-        if (resuming := self._beginning.pop(request_id, None)) is not None:
-            resuming.cancel()
+        self._beginnings.cancel(request_id)
         self._runner.abort(request_id)
 
     def _preempt(self, request_id: str) -> None:
@@ -342,8 +310,7 @@ class ReplicaAgent:
         lease = self._leases.get(request_id)
         if lease is None:
             return
-        if (resuming := self._beginning.pop(request_id, None)) is not None:
-            resuming.cancel()
+        if self._beginnings.cancel(request_id):
             self._return(lease, 0)
         else:
             self._preemptions.begin(lease)
@@ -375,14 +342,12 @@ class ReplicaAgent:
         request = event.request
         small = None
         try:
-            result = await self._delivery.deliver(event, is_candidate=lease.is_candidate)
-            if lease.is_candidate:
-                small = await asyncio.to_thread(small_image, event.pixels)
-        except RequestFailed as error:
+            with failing_alone(request, "coding"):
+                result = await self._delivery.deliver(event, is_candidate=lease.is_candidate)
+                if lease.is_candidate:
+                    small = await asyncio.to_thread(small_image, event.pixels)
+        except (RequestFailed, InvalidRequest) as error:
             self._fail(lease, error)
-            return
-        except MODEL_ERRORS as error:
-            self._fail(lease, RequestFailed(f"{type(error).__name__}: {error}", "coding"))
             return
         self._log.finished(request, result.timing)
         self._leases.end(request, Finished(request.request_id, lease.fence, result, small))

@@ -100,7 +100,8 @@ def build_agent(
     prepare_threads(pool.num_threads)
     model = load_model(pool)
     digest = model_digest(resolve_folder(pool.model))
-    states = StateTransfer(BlobStore(storage.states), model_digest=digest)
+    # a power failure may take a state: its request begins again
+    states = StateTransfer(BlobStore(storage.states, is_durable=False), model_digest=digest)
     inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
     is_on_cpu = model.executor.device.type == "cpu"
     costs = StepCosts(clock=clock, busy_clock=time.thread_time if is_on_cpu else None)

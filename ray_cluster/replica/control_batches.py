@@ -12,7 +12,7 @@ from ray_cluster.engine.controls.asks import RowResiduals
 from ray_cluster.engine.controls.bank import Bank, BankRow
 from ray_cluster.engine.device_errors import raise_if_broken
 from ray_cluster.engine.state import Conditioning
-from ray_cluster.errors import MODEL_ERRORS
+from ray_cluster.errors import MODEL_ERRORS, DeviceBroken
 from ray_cluster.replica.control_metrics import ControlServerMetrics
 
 logger = logging.getLogger(__name__)
@@ -98,7 +98,9 @@ class ControlBatches:
         self._keys.setdefault(client, set()).add(key)
         try:
             self._bank.open(_within(client, key), conditioning, control_map)
-        except MODEL_ERRORS as error:
+        except DeviceBroken:
+            raise
+        except Exception as error:  # noqa: BLE001
             raise_if_broken(error)
             self._refused[client, key] = self._why(error)
 
@@ -146,7 +148,9 @@ class ControlBatches:
             found = self._bank.compute(
                 [BankRow(_within(row.client, row.key), row.latents, row.timestep) for row in rows]
             )
-        except MODEL_ERRORS as error:
+        except DeviceBroken:
+            raise
+        except Exception as error:  # noqa: BLE001
             raise_if_broken(error)
             why = self._why(error)
         else:
@@ -159,6 +163,14 @@ class ControlBatches:
         return [*self._computed(rows[:middle]), *self._computed(rows[middle:])]
 
     def _why(self, error: Exception) -> str:
+        """Return why a row is refused.
+
+        Also for an error that nobody expected: one that ended the thread would end each replica
+        that the request is sent to in turn.
+        """
+        if not isinstance(error, MODEL_ERRORS):
+            logger.error("ControlNet %s has failed unexpectedly", self._name, exc_info=error)
+            return f"ControlNet {self._name!r}: an unexpected {type(error).__name__}"
         return f"ControlNet {self._name!r}: {type(error).__name__}: {error}"
 
     def _forget(self, client: int, key: str) -> None:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
 from ray_cluster.engine.controls.asks import ControlAsk, RowResiduals
-from ray_cluster.errors import MODEL_ERRORS, RequestFailed
+from ray_cluster.errors import RequestFailed
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.controls import (
     FROM_CONTROL,
@@ -44,7 +44,8 @@ logger = logging.getLogger(__name__)
 Connector = Callable[[str, str], Link]
 """Returns a link to a target, given its secret; raises LinkRefused."""
 
-_CHECK_S = 0.05
+# between two looks, and after one that has failed
+_CHECK_S, _REST_S = 0.05, 1.0
 _RETRY_S = (0.05, 0.1, 0.3, 1.0, 2.0)
 
 
@@ -200,6 +201,9 @@ class RemoteControls:
             except LinkRefused as refused:
                 level = logging.WARNING if failures == 0 else logging.DEBUG
                 logger.log(level, "ControlNet %s, %s: %s", peer.name, peer.replica_id, refused)
+            except Exception:
+                # without this thread, nobody would connect to that replica any more
+                logger.exception("ControlNet %s, %s is not connected", peer.name, peer.replica_id)
             else:
                 self._read(service, link)
                 if link.traffic.num_received:
@@ -237,6 +241,8 @@ class RemoteControls:
             logger.info("ControlNet %s, %s: %s", name, service.peer.replica_id, closed)
         except (ValueError, TypeError) as error:
             logger.warning("ControlNet %s, %s is closed: %s", name, service.peer.replica_id, error)
+        except Exception:
+            logger.exception("ControlNet %s, %s is closed", name, service.peer.replica_id)
         finally:
             link.close()
             outbox.put(None)
@@ -269,7 +275,8 @@ class RemoteControls:
     def _finish(self, call: Call, specs: Sequence[FrameSpec], message: Message) -> None:
         try:
             *down, mid = tensors_of(specs, message.frames).values()
-        except MODEL_ERRORS as error:
+        except Exception as error:  # noqa: BLE001
+            # the call was answered: nobody else would set its future
             self._metrics.ended(call.ask.name, "failed")
             why = f"ControlNet {call.ask.name!r} has sent what are no residuals: {error}"
             call.future.set_exception(RequestFailed(why, "control"))
@@ -312,11 +319,16 @@ class RemoteControls:
                 except LinkClosed:
                     return
                 except ValueError as error:
-                    why = RequestFailed(f"a step cannot be sent: {error}", "control")
-                    for one in part:
-                        self._refuse(one.call, why)
+                    self._refuse(part, f"a step cannot be sent: {error}")
+                except Exception as error:
+                    logger.exception("a step cannot be sent")
+                    self._refuse(part, f"a step cannot be sent: {type(error).__name__}")
 
-    def _refuse(self, number: int, error: RequestFailed) -> None:
+    def _refuse(self, orders: Sequence[Order], why: str) -> None:
+        for one in orders:
+            self._refuse_call(one.call, RequestFailed(why, "control"))
+
+    def _refuse_call(self, number: int, error: RequestFailed) -> None:
         self._apply(lambda: self._calls.refuse(number, error))
 
     def _carry_out(self, link: Link, orders: Sequence[Order]) -> None:
@@ -340,12 +352,20 @@ class RemoteControls:
     def _check_forever(self) -> None:
         while not self._is_closed.is_set():
             self._has_calls.wait()
-            self._apply(self._calls.check)
-            with self._lock:
-                if not self._calls:
-                    self._has_calls.clear()
-                for service in self._by_peer_id.values():
-                    if not service.is_listed and self._calls.is_suspect(service.peer_id):
-                        assert service.link is not None, "a connected one has a link"
-                        service.link.close()
+            try:
+                self._check()
+            except Exception:
+                # without this thread, no step of any request is asked of another one
+                logger.exception("calls of ControlNets are not looked after")
+                self._is_closed.wait(_REST_S)
             self._is_closed.wait(_CHECK_S)
+
+    def _check(self) -> None:
+        self._apply(self._calls.check)
+        with self._lock:
+            if not self._calls:
+                self._has_calls.clear()
+            for service in self._by_peer_id.values():
+                if not service.is_listed and self._calls.is_suspect(service.peer_id):
+                    assert service.link is not None, "a connected one has a link"
+                    service.link.close()

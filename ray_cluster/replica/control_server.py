@@ -18,7 +18,9 @@ from typing import TypeVar
 
 import torch
 
+from ray_cluster.engine.controls.asks import RowResiduals
 from ray_cluster.engine.controls.bank import Bank
+from ray_cluster.engine.device_errors import raise_if_broken
 from ray_cluster.engine.stage_thread import StageThread
 from ray_cluster.engine.state import Conditioning
 from ray_cluster.engine.streams import StageStream
@@ -171,6 +173,8 @@ class ControlServer:
             logger.info("link %d has ended: %s", client.number, closed)
         except (ValueError, TypeError) as error:
             logger.warning("link %d is closed: %s", client.number, error)
+        except Exception:
+            logger.exception("link %d is closed", client.number)
         finally:
             client.link.close()
             client.outbox.put(None)
@@ -226,16 +230,25 @@ class ControlServer:
         if client is None:
             return
         if answer.residuals is not None:
-            tensors = (*answer.residuals.down, answer.residuals.mid)
-            found = framed({str(index): one for index, one in enumerate(tensors)})
-            client.outbox.put(_Reply(Residue(row.call, found.specs), found.frames))
+            client.outbox.put(self._residue(row.call, answer.residuals))
         elif answer.refusal is not None:
             client.outbox.put(_Reply(Refused(row.call, answer.refusal)))
         else:
             client.outbox.put(_Reply(Unknown(row.call, row.key)))
 
+    def _residue(self, call: int, residuals: RowResiduals) -> _Reply:
+        tensors = (*residuals.down, residuals.mid)
+        try:
+            found = framed({str(index): one for index, one in enumerate(tensors)})
+        except Exception as error:
+            raise_if_broken(error)
+            # it is of this row, and the thread has others
+            logger.exception("residuals cannot be sent")
+            return _Reply(Refused(call, f"residuals cannot be sent: {type(error).__name__}"))
+        return _Reply(Residue(call, found.specs), found.frames)
+
     def _send(self, client: _Client) -> None:
-        with contextlib.suppress(LinkClosed):
+        try:
             for reply in iter(client.outbox.get, None):
                 try:
                     client.link.send(FROM_CONTROL.encode(reply.head), reply.frames)
@@ -243,6 +256,12 @@ class ControlServer:
                     # more than a link takes
                     refused = Refused(reply.head.call, f"residuals cannot be sent: {error}")
                     client.link.send(FROM_CONTROL.encode(refused))
+        except LinkClosed:
+            return
+        except Exception:
+            logger.exception("link %d is closed", client.number)
+            # whoever is there asks another one, instead of waiting for what does not come
+            client.link.close()
 
     def _break(self, _name: str, error: Exception) -> None:
         self._error = error

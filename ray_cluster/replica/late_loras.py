@@ -6,11 +6,13 @@ import asyncio
 import math
 from collections.abc import Callable
 
+from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.runner import EngineRunner
 from ray_cluster.engine.state import RequestState
-from ray_cluster.errors import RequestFailed
+from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.replica.lora_shelf import LoraShelf
+from ray_cluster.replica.unexpected import failing_alone
 from ray_cluster.requests import ImageRequest
 
 # between two looks whether a request already waits for its LoRAs
@@ -47,7 +49,7 @@ class LateLoras:
         shelf: LoraShelf,
         *,
         holds: Callable[[ImageRequest], bool],
-        on_failed: Callable[[Lease, RequestFailed], None],
+        on_failed: Callable[[Lease, RequestFailed | InvalidRequest], None],
         on_overdue: Callable[[str], None],
         clock: Callable[[], float],
     ) -> None:
@@ -66,33 +68,38 @@ class LateLoras:
         task.add_done_callback(self.tasks.discard)
 
     async def _bring(self, lease: Lease, deadline_s: float) -> None:
+        request = lease.request
+        try:
+            with failing_alone(request, "lora"):
+                adapters = await self._fetched(lease, deadline_s)
+                if adapters is not None and self._holds(request):
+                    self._runner.add_loras(request.request_id, adapters)
+        except (RequestFailed, InvalidRequest) as error:
+            if self._holds(request):
+                self._runner.abort(request.request_id)
+                self._on_failed(lease, error)
+
+    async def _fetched(self, lease: Lease, deadline_s: float) -> AdapterSet | None:
+        """Return a request's LoRAs; None if it is given up."""
         request, until_s = lease.request, math.inf
         fetching = asyncio.ensure_future(self._shelf.adapters(lease, store_first=True))
         try:
             while True:
                 await asyncio.wait({fetching}, timeout=_LOOK_S)
                 if fetching.done():
-                    break
+                    return await fetching
                 if not self._holds(request):
-                    return
+                    return None
                 if not self._waits(request):
                     continue
                 now_s = self._clock()
                 until_s = min(until_s, max(now_s, deadline_s), now_s + _LONGEST_WAIT_S)
                 if now_s >= until_s:
                     self._on_overdue(request.request_id)
-                    return
-            adapters = await fetching
-        except RequestFailed as error:
-            if self._holds(request):
-                self._runner.abort(request.request_id)
-                self._on_failed(lease, error)
-            return
+                    return None
         finally:
             # others that want the same go on
             fetching.cancel()
-        if self._holds(request) and adapters is not None:
-            self._runner.add_loras(request.request_id, adapters)
 
     def _waits(self, request: ImageRequest) -> bool:
         steps_done = self._runner.steps_done_by_id.get(request.request_id, 0)

@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 # between two looks at what others have done to the folder
 _LOOK_S = 10.0
+# between two times that it is tidied though nothing has come
+_TIDY_S = 3600.0
 _NO_ROOM = "other pinned LoRAs fill their share of the disk (loras.max_disk_bytes)"
 
 
@@ -103,7 +105,6 @@ class LoraStoreAgent:
         self._beyond = ""
         self._fetches: dict[str, asyncio.Task[None]] = {}
         self._tasks: list[asyncio.Task[None]] = []
-        self._mistake: BaseException | None = None
 
     def start(self) -> None:
         """Begin to poll on the running loop, with what is in the folder already."""
@@ -126,8 +127,6 @@ class LoraStoreAgent:
     def check_alive(self) -> None:
         """Raise RuntimeError when a task has died."""
         check_running(self._tasks)
-        if self._mistake is not None:
-            raise RuntimeError("fetching a LoRA has failed unexpectedly") from self._mistake
 
     async def drain(self) -> None:
         """Stop; what is fetched just now is given up."""
@@ -275,7 +274,6 @@ class LoraStoreAgent:
         self._slots.release(lora_id)
         if done.cancelled():
             return
-        self._mistake = self._mistake or done.exception()
         # it may have been ordered again meanwhile, or not be needed any more
         self._compare(lora_id)
         self._start_fetches()
@@ -283,7 +281,7 @@ class LoraStoreAgent:
     async def _fetch(self, order: LoraOrder, began_s: float) -> None:
         lora_id = order.lora.lora_id
         try:
-            facts = await self._folder.ensure(order)
+            facts = await self._ensured(order)
         except LoraUnavailable as error:
             logger.warning("LoRA %s is not to be had: %s", order.lora.name, error)
             self._metrics.ended(error.failure, self._clock() - began_s)
@@ -296,6 +294,17 @@ class LoraStoreAgent:
         self._sizes[lora_id] = facts.num_bytes
         self._must_make_room = True
         self._has_news.set()
+
+    async def _ensured(self, order: LoraOrder) -> LoraFacts:
+        try:
+            return await self._folder.ensure(order)
+        except LoraUnavailable:
+            raise
+        except Exception as error:
+            logger.exception("LoRA %s has failed unexpectedly", order.lora.name)
+            # of this one alone, as far as is known: the others are still to be had
+            why = f"an unexpected {type(error).__name__}; the log of the store tells more"
+            raise LoraUnavailable("unreachable", why) from error
 
     def _fail(self, order: LoraOrder, error: LoraUnavailable) -> None:
         self._reports.put(
@@ -331,8 +340,13 @@ class LoraStoreAgent:
 
     async def _look_forever(self) -> None:
         """Find what replicas have fetched for themselves, or anybody has deleted."""
+        tidied_s = self._clock()
         while True:
             await asyncio.sleep(_LOOK_S)
+            if self._clock() - tidied_s >= _TIDY_S:
+                tidied_s = self._clock()
+                self._must_make_room = True
+                self._has_news.set()
             known, kept = set(self._reports.ready), self._kept()
             try:
                 found = await asyncio.to_thread(self._look, known, kept)

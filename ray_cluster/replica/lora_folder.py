@@ -1,7 +1,8 @@
 """The factors of LoRAs on the disk of a node: fetched, verified and converted once.
 
 Every process of the node may use the folder: what is done to a LoRA is done under a lock of its
-own, which a process that dies releases.
+own, which a process that dies releases. What a LoRA leaves when it is removed from the service goes
+once nobody has used it for a month; files of locks, and what is half done, go at once.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ import json
 import os
 import re
 import secrets
-from collections.abc import AsyncIterator, Collection
+import time
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -29,6 +31,8 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FACTS, _LOCK = ".json", ".lock"
 _FILE_BYTES = "file_bytes"
 _LOCK_WAIT_S = 0.1
+# a folder hears of no removal: it cannot tell a removed LoRA from one that no request needs now
+_MOST_UNUSED_S = 30 * 86400.0
 # characters; names in a file can be of any length
 _MAX_REASON = 500
 
@@ -52,10 +56,14 @@ class LoraFolder:
 
     Args:
         arguments: where it is, what may come into it, and how much.
+        wall_clock: Unix time in seconds, that of the files.
     """
 
-    def __init__(self, arguments: LoraArguments) -> None:
+    def __init__(
+        self, arguments: LoraArguments, wall_clock: Callable[[], float] = time.time
+    ) -> None:
         self._arguments = arguments
+        self._wall_clock = wall_clock
         self._root = Path(arguments.folder)
         self._parts = self._root / "parts"
         self._processes = LoraProcesses()
@@ -63,19 +71,25 @@ class LoraFolder:
     def prepare(self) -> None:
         """Make the folder, and remove what dead processes have left half done."""
         self._parts.mkdir(parents=True, exist_ok=True)
-        for part in self._parts.iterdir():
-            lora_id = part.name.partition(".")[0]
-            if _ID.fullmatch(lora_id) is None:
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Delete what is half done, facts without factors, and locks, unless somebody is at it."""
+        facts = (one for one in self._root.glob(f"*{_FACTS}") if not self._has_factors(one.stem))
+        found = (*self._parts.glob("*"), *self._root.glob(f"*{_LOCK}"), *facts)
+        ids = {path.name.partition(".")[0] for path in found}
+        for lora_id in filter(_ID.fullmatch, ids):
+            if (number := self._lock(lora_id)) is None:
                 continue
-            number = self._opened_lock(lora_id)
             try:
-                fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _delete(part)
-            except BlockingIOError:
-                # a live process is at it
-                continue
+                _delete(*self._parts.glob(f"{lora_id}.*"))
+                if not self._has_factors(lora_id):
+                    _delete(self._path(lora_id, _FACTS))
             finally:
-                os.close(number)
+                self._unlock(lora_id, number)
+
+    def _has_factors(self, stem: str) -> bool:
+        return (self._root / f"{stem}{SUFFIX}").exists()
 
     def warm_up(self) -> None:
         """Start the process that converts: its imports take seconds."""
@@ -86,8 +100,9 @@ class LoraFolder:
         path = self._path(lora_id, SUFFIX)
         try:
             os.utime(path)
-        except FileNotFoundError:
-            return None
+        except OSError:
+            # one whose use cannot be noted can be read all the same
+            return path if os.path.exists(path) else None
         return path
 
     def discard(self, lora_id: str) -> None:
@@ -210,38 +225,58 @@ class LoraFolder:
     @asynccontextmanager
     async def _locked(self, lora_id: str) -> AsyncIterator[None]:
         """Keep every other process of the node from doing the same."""
-        number = self._opened_lock(lora_id)
+        while True:
+            if (number := self._lock(lora_id)) is not None:
+                break
+            await asyncio.sleep(_LOCK_WAIT_S)
         try:
-            while True:
-                try:
-                    fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    await asyncio.sleep(_LOCK_WAIT_S)
             yield
         finally:
-            os.close(number)
+            self._unlock(lora_id, number)
 
-    def _opened_lock(self, lora_id: str) -> int:
-        """Return the descriptor of its lock file; these stay, as deleting them could free a lock
-        that somebody holds."""
+    def _lock(self, lora_id: str) -> int | None:
+        """Return the descriptor of its lock; None while somebody else has it."""
         self._parts.mkdir(parents=True, exist_ok=True)
-        return os.open(self._path(lora_id, _LOCK), os.O_CREAT | os.O_RDWR, 0o600)
+        path = self._path(lora_id, _LOCK)
+        number = os.open(path, os.O_CREAT | os.O_RDWR, 0o600)
+        is_mine = False
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # who had it may have deleted it just now: the next one locks another file
+            is_mine = _is_at(number, path)
+        except BlockingIOError:
+            pass
+        finally:
+            if not is_mine:
+                os.close(number)
+        return number if is_mine else None
+
+    def _unlock(self, lora_id: str, number: int) -> None:
+        """Release a lock, and leave no file of it: there may be thousands of LoRAs in time."""
+        try:
+            # while it is held: nobody has opened it who would not look whether it is still there
+            _delete(self._path(lora_id, _LOCK))
+        finally:
+            os.close(number)
 
     def evict(self, keep: Collection[str]) -> list[str]:
         """Delete what was not used for longest until the rest is within bounds; return the ids.
 
+        Also what was not used for a month, and what dead processes have left.
+
         Args:
             keep: ids that stay.
         """
+        self._remove_leftovers()
         files = []
         for path in self._files():
             with suppress(FileNotFoundError):
                 stat = path.stat()
                 files.append((stat.st_mtime, stat.st_size, path))
         excess, gone = sum(size for _, size, _ in files) - self._arguments.max_disk_bytes, []
-        for _, size, path in sorted(files):
-            if excess <= 0:
+        unused_since_s = self._wall_clock() - _MOST_UNUSED_S
+        for used_s, size, path in sorted(files):
+            if excess <= 0 and used_s >= unused_since_s:
                 break
             if path.stem in keep:
                 continue
@@ -272,6 +307,14 @@ class LoraFolder:
 def _delete(*paths: Path) -> None:
     for path in paths:
         path.unlink(missing_ok=True)
+
+
+def _is_at(number: int, path: Path) -> bool:
+    """Whether an open file is the one that a path leads to."""
+    try:
+        return os.path.samestat(os.fstat(number), path.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _shortened(message: str) -> str:

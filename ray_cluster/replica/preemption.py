@@ -6,8 +6,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from ray_cluster.engine.runner import EngineRunner
+from ray_cluster.engine.state import RequestState
+from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.replica.state_transfer import StateTransfer
+from ray_cluster.replica.unexpected import failing_alone
 from ray_cluster.requests import ImageRequest
 
 
@@ -52,17 +55,26 @@ class Preemptions:
             task.add_done_callback(lambda _: self._tasks.pop(request_id))
 
     async def _run(self, lease: Lease) -> None:
-        request, steps_stored = lease.request, {}
-        exported = await asyncio.wrap_future(self._runner.export(request.request_id))
-        if exported is None:
-            return
-        if exported.state is not None:
-            self._steps_done[request.request_id] = exported.state.step_index
-            try:
-                steps_stored = await self._states.keep_all(
-                    [exported.state], lambda _: self._holds(request)
-                )
-            finally:
-                self._steps_done.pop(request.request_id, None)
+        request, steps_stored = lease.request, 0
+        try:
+            with failing_alone(request):
+                exported = await asyncio.wrap_future(self._runner.export(request.request_id))
+                if exported is None:
+                    return
+                if exported.state is not None:
+                    steps_stored = await self._stored(exported.state)
+        except (RequestFailed, InvalidRequest):
+            # its steps are lost: it begins anew elsewhere
+            self._runner.abort(request.request_id)
         if self._holds(request):
-            self._on_stored(lease, steps_stored.get(request.request_id, 0))
+            self._on_stored(lease, steps_stored)
+
+    async def _stored(self, state: RequestState) -> int:
+        """Store a state; return its steps once they are in the store."""
+        request = state.request
+        self._steps_done[request.request_id] = state.step_index
+        try:
+            stored = await self._states.keep_all([state], lambda _: self._holds(request))
+        finally:
+            self._steps_done.pop(request.request_id, None)
+        return stored.get(request.request_id, 0)

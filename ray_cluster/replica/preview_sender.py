@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from ray_cluster.engine.events import Previewed
-from ray_cluster.errors import DispatcherUnavailable, RequestFailed
+from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
 from ray_cluster.observability.logs import bound, fields_of, without_prompts
 from ray_cluster.policies.previews import preview_steps
 from ray_cluster.protocol.dispatcher import DispatcherLink
@@ -14,6 +14,7 @@ from ray_cluster.protocol.leases import Lease, Shown
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.protocol.tasks import Tasks
 from ray_cluster.replica.delivery import Delivery
+from ray_cluster.replica.unexpected import failing_alone
 
 logger = logging.getLogger(__name__)
 
@@ -47,18 +48,26 @@ class Previews:
 
     async def _send(self, event: Previewed) -> None:
         request = event.request
-        steps = preview_steps(request.num_steps, request.output.num_previews)
-        index = steps.index(event.steps_done)
         try:
-            data = await self._delivery.preview(event, index)
-            lease = self._lease_of(request.request_id)
-            if lease is not None and lease.request is request:
-                preview = Preview(index, event.steps_done, request.num_steps, data)
-                shown = Shown(request.request_id, lease.fence, preview)
-                await self._link.show(self._replica_id, shown)
-        except (RequestFailed, DispatcherUnavailable) as error:
+            with failing_alone(request, "coding"):
+                await self._show(event)
+        except (RequestFailed, InvalidRequest) as error:
             with bound(**fields_of(request)):
                 logger.warning("no preview: %s", without_prompts(str(error), request))
+
+    async def _show(self, event: Previewed) -> None:
+        request = event.request
+        steps = preview_steps(request.num_steps, request.output.num_previews)
+        index = steps.index(event.steps_done)
+        data = await self._delivery.preview(event, index)
+        lease = self._lease_of(request.request_id)
+        if lease is None or lease.request is not request:
+            return
+        preview = Preview(index, event.steps_done, request.num_steps, data)
+        try:
+            await self._link.show(self._replica_id, Shown(request.request_id, lease.fence, preview))
+        except DispatcherUnavailable as error:
+            raise RequestFailed(str(error), "coding") from error
 
     async def stop(self) -> None:
         """Drop what is not sent yet."""

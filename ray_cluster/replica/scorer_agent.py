@@ -14,7 +14,12 @@ from concurrent.futures import ThreadPoolExecutor
 from ray_cluster.config.sections import DispatchSettings
 from ray_cluster.engine.device_errors import raise_if_broken
 from ray_cluster.engine.scorers.scorer import Scorer
-from ray_cluster.errors import REQUEST_ERRORS, DispatcherUnavailable, RequestFailed
+from ray_cluster.errors import (
+    REQUEST_ERRORS,
+    DeviceBroken,
+    DispatcherUnavailable,
+    RequestFailed,
+)
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Failed, Lease, Poll, PollReply, Registration, Scored
@@ -24,6 +29,8 @@ from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.metrics import ScorerMetrics
 from ray_cluster.replica.poller import LeasePoller, check_running
+from ray_cluster.replica.unexpected import unexpected
+from ray_cluster.requests import ImageRequest
 
 logger = logging.getLogger(__name__)
 
@@ -151,7 +158,10 @@ class ScorerAgent:
         self._busy_since_s = started_s = self._clock()
         try:
             confidences = await self._in_thread(leases)
-        except REQUEST_ERRORS as error:
+        except DeviceBroken:
+            raise
+        # whatever else a scorer raises ends the request that it is of, not the replica
+        except Exception as error:  # noqa: BLE001
             raise_if_broken(error)
             failure = error
         else:
@@ -174,11 +184,20 @@ class ScorerAgent:
         if len(images) < len(leases):
             raise RequestFailed("a lease on a score came without an image", "score")
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._thread, self._scorer.score, prompts, images)
+        found = await loop.run_in_executor(self._thread, self._scorer.score, prompts, images)
+        if len(found) != len(leases):
+            raise RequestFailed(f"{len(found)} scores for {len(leases)} images", "score")
+        return found
 
     def _fail(self, lease: Lease, error: Exception) -> None:
-        if not isinstance(error, RequestFailed):
-            error = RequestFailed(f"{type(error).__name__}: {error}", "score")
-        failure = failure_of(lease.request.request_id, error)
+        failure = failure_of(lease.request.request_id, _failed(error, lease.request))
         self._log.failed(lease.request, failure)
         self._leases.end(lease.request, Failed(failure.request_id, lease.fence, failure))
+
+
+def _failed(error: Exception, request: ImageRequest) -> RequestFailed:
+    if isinstance(error, RequestFailed):
+        return error
+    if isinstance(error, REQUEST_ERRORS):
+        return RequestFailed(f"{type(error).__name__}: {error}", "score")
+    return unexpected(error, request, "score")

@@ -12,6 +12,7 @@ import torch
 from ray_cluster.engine.state import RequestState
 from ray_cluster.observability.logs import bound, fields_of, without_prompts
 from ray_cluster.replica.state_writer import STORE_ERRORS, Blobs, StateWriter
+from ray_cluster.replica.unexpected import unexpected
 from ray_cluster.requests import ImageRequest, state_name
 from ray_cluster.storage.state_format import header_of
 
@@ -69,6 +70,9 @@ class StateTransfer:
             why = f"no answer from the state store within {self._max_load_s} s"
         except STORE_ERRORS as error:
             why = without_prompts(str(error), request)
+        # no state is worth an image, nor the lease that a task would hold that died of it
+        except Exception as error:  # noqa: BLE001
+            why = unexpected(error, request).message
         else:
             return state
         with bound(**fields_of(request)):

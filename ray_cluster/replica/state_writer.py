@@ -200,15 +200,12 @@ class StateWriter:
         return is_open
 
     def _write(self, copy: _Copy) -> None:
-        request_id = copy.state.request.request_id
-        started_s = self._cpu_clock()
-        with self._changed:
-            # under one lock: a `forget` from now on finds that it has entered
-            if is_wanted := copy.is_wanted():
-                self._entered.add(request_id)
-        if is_wanted:
-            with self._logged("take"):
-                self._store.put(state_name(request_id), copy.state.to_bytes(self._model_digest))
+        started_s, is_wanted = self._cpu_clock(), False
+        with self._logged("take"):
+            is_wanted = self._enter_wanted(copy)
+            if is_wanted:
+                data = copy.state.to_bytes(self._model_digest)
+                self._store.put(state_name(copy.state.request.request_id), data)
                 copy.is_kept = True
         with self._changed:
             self._busy_with = None
@@ -217,6 +214,14 @@ class StateWriter:
                 self._costs_s.append(self._cpu_clock() - started_s)
                 self._measured_s = self._clock()
         copy.settled.set()
+
+    def _enter_wanted(self, copy: _Copy) -> bool:
+        """Return whether a state is still wanted, and note that it is entered if so."""
+        with self._changed:
+            # under one lock: a `forget` from now on finds that it has entered
+            if is_wanted := copy.is_wanted():
+                self._entered.add(copy.state.request.request_id)
+            return is_wanted
 
     def _measure(self, state: RequestState) -> None:
         costs_s = []
@@ -230,10 +235,23 @@ class StateWriter:
 
     @contextmanager
     def _logged(self, what: str) -> Iterator[None]:
-        """Log now and then that the store fails; states are worth no more."""
+        """Log now and then that the store fails; states are worth no more.
+
+        Whatever the error: without this thread, every replica that leaves would wait in vain.
+        """
         try:
             yield
-        except STORE_ERRORS as error:
+        except Exception as error:  # noqa: BLE001
             if self._clock() - self._logged_s >= _LOG_EVERY_S:
                 self._logged_s = self._clock()
-                logger.warning("the state store does not %s states: %s", what, error)
+                _log(what, error)
+
+
+def _log(what: str, error: Exception) -> None:
+    line = "the state store does not %s states: %s"
+    if isinstance(error, STORE_ERRORS):
+        logger.warning(line, what, error)
+    else:
+        # its text may have a prompt in it
+        kind = RuntimeError(type(error).__name__)
+        logger.error(line, what, kind, exc_info=kind.with_traceback(error.__traceback__))

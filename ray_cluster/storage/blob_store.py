@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import heapq
 import logging
 import os
 import re
 import secrets
 import threading
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from itertools import accumulate, islice
+from itertools import islice
 from typing import Any
 
 import fsspec
 
 from ray_cluster.errors import RayClusterError, without_password
+from ray_cluster.storage.excess import Excess
+from ray_cluster.storage.syncing import make_folder, sync_file, sync_folder
 
 logger = logging.getLogger(__name__)
 
@@ -27,10 +27,8 @@ _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,199}")
 PART_SUFFIX = ".part"
 # of an entry that is written piece by piece, as object stores take them; s3 has a least size
 _BLOCK_BYTES = 8 << 20
-# entries of a sweep that are in memory at a time
+# names that are deleted at a time
 _AT_ONCE = 1000
-# what file systems raise: s3fs and gcsfs translate theirs to these
-_FAILURES = (OSError, TimeoutError, ValueError)
 
 
 class BlobStoreError(RayClusterError):
@@ -54,44 +52,61 @@ class BlobStore:
     """A flat folder behind any fsspec URL. Calls block: keep them off event loops.
 
     An entry is there whole or not at all, whatever is killed while it is written. Writing a name
-    again replaces it. Every method raises :class:`BlobStoreError`, and nothing else, when the store
-    fails.
+    again replaces it. What was written to a folder survives a power failure; elsewhere it is as
+    safe as the store's own answer. Every method raises :class:`BlobStoreError`, and nothing else,
+    when the store fails.
 
     Args:
         url: a local folder, which is made, or a URL such as ``s3://bucket/prefix``.
+        is_durable: False for entries of which a power failure may take the latest: a folder does
+            not wait for the disk then.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, is_durable: bool = True) -> None:
         # as errors show it
         self.url = without_password(url)
         try:
             self._fs, self._root = fsspec.core.url_to_fs(url)
             self._is_local = "file" in _protocols(self._fs)
+            self._is_synced = self._is_local and is_durable
             if self._is_local:
-                self._fs.makedirs(self._root, exist_ok=True)
+                make_folder(self._root)
         except ImportError as error:
             raise BlobStoreError(
                 f"cannot use {self.url}: {error}; 'pip install ray-cluster[cloud]' brings what s3 "
                 "needs"
             ) from error
-        except _FAILURES as error:
+        except Exception as error:
             raise BlobStoreError(f"cannot use {self.url}: {error}") from error
 
     def put(self, name: str, data: bytes) -> None:
         """Write an entry."""
         path = self._path(name)
         with self._failing(f"did not take {name}"):
-            if not self._is_local:
+            if self._is_local:
+                with self._replacing(path) as part:
+                    self._fs.pipe_file(part, data)
+            else:
                 # object stores show an entry when it is whole
                 self._fs.pipe_file(path, data)
-                return
-            part = f"{path}.{secrets.token_hex(8)}{PART_SUFFIX}"
-            try:
-                self._fs.pipe_file(part, data)
-                self._fs.mv(part, path)
-            except _FAILURES:
-                self._remove([part])
-                raise
+
+    @contextlib.contextmanager
+    def _replacing(self, path: str) -> Iterator[str]:
+        """Yield the path of a file that is to become an entry; it is gone if that fails."""
+        part = f"{path}.{secrets.token_hex(8)}{PART_SUFFIX}"
+        try:
+            yield part
+            if self._is_synced:
+                sync_file(part)
+            self._fs.mv(part, path)
+            self._sync_names()
+        except Exception:
+            self._remove([part])
+            raise
+
+    def _sync_names(self) -> None:
+        if self._is_synced:
+            sync_folder(self._root)
 
     def rename(self, name: str, new_name: str) -> None:
         """Give an entry another name, in place of what has that; a second time changes nothing."""
@@ -107,6 +122,7 @@ class BlobStore:
                 # the first time may have failed after it was done
                 if not self._fs.exists(new_path):
                     raise
+            self._sync_names()
 
     def copy(self, name: str, new_name: str) -> bool:
         """Write an entry under another name, in place of what has that; False if it is gone.
@@ -114,11 +130,10 @@ class BlobStore:
         Under its own, only the time of its last write changes, and in object stores nothing.
         """
         path, new_path = self._path(name), self._path(new_name)
-        part = f"{new_path}.{secrets.token_hex(8)}{PART_SUFFIX}"
         with self._failing(f"did not copy {name}"), contextlib.suppress(FileNotFoundError):
             if name != new_name and self._is_local:
-                self._fs.cp_file(path, part)
-                self._fs.mv(part, new_path)
+                with self._replacing(new_path) as part:
+                    self._fs.cp_file(path, part)
             elif name != new_name:
                 self._fs.cp_file(path, new_path)
             elif self._is_local:
@@ -189,20 +204,19 @@ class BlobStore:
         Returns:
             How many were removed.
         """
-        old = (blob.name for blob in self.entries() if blob.changed_s < before_s)
-        num_gone = self._delete_all(old)
-        if max_bytes is None:
-            return num_gone
-        excess = sum(blob.num_bytes for blob in self.entries()) - max_bytes
-        while excess > 0:
-            oldest = heapq.nsmallest(_AT_ONCE, self.entries(), key=_age)
-            if not oldest:
-                break
-            sizes = list(accumulate(blob.num_bytes for blob in oldest))
-            too_many = oldest[: bisect_left(sizes, excess) + 1]
-            num_gone += self._delete_all(blob.name for blob in too_many)
-            excess -= sum(blob.num_bytes for blob in too_many)
+        excess = None if max_bytes is None else Excess(max_bytes)
+        num_gone = self._delete_all(self._old(before_s, excess))
+        if excess is not None:
+            num_gone += self._delete_all(excess.names(self.entries()))
         return num_gone
+
+    def _old(self, before_s: float, excess: Excess | None) -> Iterator[str]:
+        """Yield the names of old entries, and note the others."""
+        for blob in self.entries():
+            if blob.changed_s < before_s:
+                yield blob.name
+            elif excess is not None:
+                excess.note(blob)
 
     def _delete_all(self, names: Iterable[str]) -> int:
         """Delete entries, however many there are; return how many."""
@@ -226,7 +240,8 @@ class BlobStore:
     def _failing(self, what: str) -> Iterator[None]:
         try:
             yield
-        except _FAILURES as error:
+        # file systems have errors of their own kinds: of credentials, of a protocol, of a codec
+        except Exception as error:
             raise BlobStoreError(f"{self.url} {what}: {error}") from error
 
 
@@ -256,11 +271,12 @@ class BlobWriter:
         with self._lock, self._store._failing("did not take a new entry"):
             file = self._open()
             if self._store._is_local:
-                # once named, it is whole after a power failure, too
-                file.flush()
-                os.fsync(file.fileno())
                 file.close()
+                # once named, it is whole after a power failure, too
+                if self._store._is_synced:
+                    sync_file(self._part)
                 self._fs.mv(self._part, path)
+                self._store._sync_names()
             else:
                 file.close()
                 self._fs.cp_file(self._part, path)
@@ -276,9 +292,10 @@ class BlobWriter:
             if self._file is None:
                 return
             try:
-                self._file.close()
-                self._store._remove([self._part])
-            except _FAILURES as error:
+                with self._store._failing("did not end a new entry"):
+                    self._file.close()
+                    self._store._remove([self._part])
+            except BlobStoreError as error:
                 logger.warning("%s is left to the sweep: %s", self._part, error)
 
     def _open(self) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +16,9 @@ from ray_cluster.errors import RequestFailed
 from ray_cluster.replica import retries
 from ray_cluster.replica.delivery import Delivery, failure_of
 from ray_cluster.requests import ImageRequest, Timing
-from ray_cluster.storage.blob_store import BlobStoreError
+from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from tests.fakes import image_request
+from tests.storage.syncs import Syncs
 
 PATH = "/secret/place"
 
@@ -66,6 +69,17 @@ async def test_an_image_outlasts_a_store_that_fails_for_a_while(
     result = await Delivery(Coder(), store).deliver(decoded(request))
     assert store.kept == {request.file_id: b"png"}
     assert (result.data, result.num_bytes) == (b"", 3)
+
+
+async def test_an_image_is_on_the_disk_before_it_is_finished_and_no_event_loop_waits_for_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delivery, request = Delivery(Coder(), BlobStore(str(tmp_path))), stored("job-1")
+    syncs = Syncs(tmp_path)
+    syncs.patch(monkeypatch)
+    await delivery.deliver(decoded(request))
+    assert syncs.end_with(request.file_id)
+    assert threading.get_ident() not in syncs.threads
 
 
 async def test_an_image_that_is_given_up_between_two_tries_is_not_stored() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Collection
 
 import pytest
 
@@ -213,20 +214,23 @@ async def test_whatever_calls_are_lost_all_come(seed: int) -> None:
     assert link.num_lost
 
 
-async def test_a_mistake_in_a_fetch_is_seen_by_the_health_check() -> None:
-    link, folder = new_link("pastel"), MemoryFolder()
-    folder.mistake = AssertionError("a mistake")
-    async with storing(folder, link) as agent:
-        agent.check_alive()
-        await use(link, "pastel")
-        await until(lambda: folder.begun)
-        with pytest.raises(RuntimeError, match="unexpectedly"):
-            await until(agent.check_alive)
-
-
 async def test_a_store_that_leaves_gives_its_fetches_up() -> None:
     link, folder = new_link("pastel"), MemoryFolder(is_open=False)
     async with storing(folder, link):
         await use(link, "pastel")
         await until(lambda: folder.begun)
     assert not link.service.loras.store_ids
+
+
+async def test_the_folder_is_tidied_though_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_cluster.replica.lora_agent._TIDY_S", 0.0)
+    link, folder, evicted = new_link("pastel"), MemoryFolder(["id-removed", "id-pastel"]), []
+    pin(link, "outline", "/outline")
+
+    def evict(keep: Collection[str]) -> list[str]:
+        evicted.append(set(keep))
+        return []
+
+    folder.evict = evict  # type: ignore[method-assign]
+    async with storing(folder, link):
+        await until(lambda: {"id-outline"} in evicted)

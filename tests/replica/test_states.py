@@ -64,7 +64,7 @@ def export_before_the_next_step(model: StagedModel, agent: ReplicaAgent) -> None
 
 async def kill(agent: ReplicaAgent, gate: Gate | None = None) -> None:
     """End an agent as a crash would: nothing is handed back, exported or reported."""
-    tasks = (*agent._loops, *agent._beginning.values(), *agent._codings)
+    tasks = (*agent._loops, *agent._beginnings.tasks, *agent._codings)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
@@ -244,14 +244,14 @@ async def test_a_slow_load_does_not_hold_up_other_requests_and_can_be_aborted(
     await link.service.unregister("one")
     blobs.before = Fault("hang")
     async with serving(model, coder, "two", link=link, blobs=blobs) as (_, (two,)):
-        await until(lambda: two._beginning, "the load")
+        await until(lambda: two._beginnings.ids, "the load")
         # it has not begun: what it takes part in says so
         assert two._poll(1).steps_done_by_id == {"r4": 0}
         await link.service.offer([BY_ID["r0"]])
         check_image((await outcomes(link.service, [BY_ID["r0"]]))["r0"], pixels)
         await link.service.abort(["r4"])
         await until(lambda: not two._leases, "the abort")
-        assert not two._beginning
+        assert not two._beginnings.ids
         await until(lambda: not blobs.entries, "the end of its state")
     assert model.steps_of("r4") == 5
 
