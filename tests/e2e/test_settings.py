@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -124,25 +125,38 @@ def remove_it(service: Service, document: Document) -> None:
     wait_for(is_answered(service, 404, model="draft"), "the model's end")
 
 
-def test_settings_change_under_load_without_a_failed_call_or_a_new_process(
-    service: Service, document: Document
-) -> None:
+@contextmanager
+def undisturbed(service: Service) -> Iterator[None]:
+    """Have clients call meanwhile: no call fails, and no process is another one afterwards."""
     before, clients = identities(service), Clients(service, 2)
     assert all(before.values())
     started_s = time.monotonic()
     with clients.running():
-        took_s = change_keys(service, document)
-        change_limits(service, document)
-        break_the_file(service, document)
-        add_a_pool(service, document)
-        remove_it(service, document)
-    logger.warning(
-        "%d calls within %.0f s of changes; a key came and went in %.1f s",
-        *(clients.num_calls, time.monotonic() - started_s, took_s),
-    )
+        yield
+    took_s = time.monotonic() - started_s
+    logger.warning("%d calls within %.0f s of changes", clients.num_calls, took_s)
     assert clients.failed == []
     assert clients.num_calls > 0
     assert identities(service) == before
+
+
+def test_settings_change_under_load_without_a_failed_call_or_a_new_process(
+    service: Service, document: Document
+) -> None:
+    with undisturbed(service):
+        took_s = change_keys(service, document)
+        change_limits(service, document)
+        break_the_file(service, document)
+    logger.warning("a key came and went in %.1f s", took_s)
+
+
+@pytest.mark.slow
+def test_a_pool_comes_and_goes_under_load_without_a_failed_call_or_another_new_process(
+    service: Service, document: Document
+) -> None:
+    with undisturbed(service):
+        add_a_pool(service, document)
+        remove_it(service, document)
 
 
 @pytest.mark.slow
