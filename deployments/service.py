@@ -20,6 +20,7 @@ from ray_cluster.config.sections import RayConfig
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.app import build_apps, build_worker
 from ray_cluster.deployments.deploy_file import CONTROLLER, FRONT, LORAS, SCORER, WORKER
+from ray_cluster.process.sessions import OwnSessions
 
 _POLL_S = 0.2
 _DELETE_S = 40.0
@@ -67,19 +68,21 @@ def start_ray(config: RayConfig) -> bool:
     if config.address is not None:
         ray.init(address=config.address, log_to_driver=False, logging_level=logging.ERROR)
         return False
-    ray.init(
-        address="local",
-        num_cpus=config.num_cpus,
-        object_store_memory=config.object_store_mib << 20,
-        include_dashboard=config.include_dashboard,
-        dashboard_host=config.dashboard_host,
-        dashboard_port=config.dashboard_port,
-        log_to_driver=False,
-        logging_level=logging.ERROR,
-        configure_logging=True,
-        _temp_dir=config.temp_dir,
-        _metrics_export_port=config.metrics_port,
-    )
+    # a signal to our group is for this process, which drains while Ray still runs
+    with OwnSessions():
+        ray.init(
+            address="local",
+            num_cpus=config.num_cpus,
+            object_store_memory=config.object_store_mib << 20,
+            include_dashboard=config.include_dashboard,
+            dashboard_host=config.dashboard_host,
+            dashboard_port=config.dashboard_port,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+            _temp_dir=config.temp_dir,
+            _metrics_export_port=config.metrics_port,
+        )
     return True
 
 

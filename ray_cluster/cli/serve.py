@@ -29,7 +29,7 @@ def serve(
         bool, typer.Option("--quiet", "-q", help="Print warnings and errors only.")
     ] = False,
 ) -> None:
-    """Start the service, print what runs where, and run until Ctrl-C or SIGTERM.
+    """Start the service, print what runs where, and run until Ctrl-C, SIGTERM or SIGHUP.
 
     FILE is watched: changed settings (limits, API keys, batch sizes, ...) are applied at once.
     Options override it. Without FILE, a copy of the built-in configuration is written to

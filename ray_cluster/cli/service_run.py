@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import httpx
 
+from ray_cluster.cli.lasting_output import lasting_output
 from ray_cluster.cli.output import command, stderr, stdout, warn
 from ray_cluster.cli.plans import PlannedModel, PlansInBackground, check_gpus
 from ray_cluster.cli.ports import check_ports
@@ -37,7 +38,7 @@ _ANSWER_S = 1.0
 
 
 def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> None:
-    """Run the service of a configuration until SIGINT or SIGTERM.
+    """Run the service of a configuration until SIGINT, SIGTERM or SIGHUP.
 
     Args:
         served: the file that it is from, which is watched for settings.
@@ -51,7 +52,8 @@ def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> No
         warn(message)
     apply_ray_environment(config.ray)
     with (
-        StopSignals() as signals,
+        lasting_output(),
+        StopSignals(with_hangup=True) as signals,
         suppress(KeyboardInterrupt),
         StateScreen(stderr(), quiet=quiet) as screen,
     ):

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -68,9 +69,10 @@ class Served:
             assert time.monotonic() < deadline_s, self.err
             time.sleep(0.5)
 
-    def stop(self) -> int:
+    def stop(self, kind: signal.Signals) -> int:
+        """Stop it as a terminal or `timeout` does: they signal the whole process group."""
         self.family = psutil.Process(self.process.pid).children(recursive=True)
-        self.process.send_signal(signal.SIGTERM)
+        os.killpg(self.process.pid, kind)
         return self.process.wait(STOP_S)
 
     def end(self) -> None:
@@ -89,7 +91,7 @@ class CallsMeanwhile:
 
     def __init__(self, url: str) -> None:
         self.statuses: set[int] = set()
-        self._url = f"{url}/v1/images/generations"
+        self.url = f"{url}/v1/images/generations"
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._call)
 
@@ -105,13 +107,28 @@ class CallsMeanwhile:
         body = {"prompt": "x", "num_inference_steps": 1}
         while not self._ends.is_set():
             with suppress(httpx.HTTPError):
-                self.statuses.add(httpx.post(self._url, json=body, timeout=30).status_code)
+                self.statuses.add(httpx.post(self.url, json=body, timeout=30).status_code)
             time.sleep(0.05)
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        signal.SIGTERM,
+        pytest.param(signal.SIGINT, marks=pytest.mark.slow),
+        pytest.param(signal.SIGHUP, marks=pytest.mark.slow),
+    ],
+)
 def test_serve_makes_images_and_stops_cleanly(
-    cli: Cli, tiny_config: Path, tiny_model: Path, tmp_path: Path, ray_folder: Path
+    cli: Cli,
+    tiny_config: Path,
+    tiny_model: Path,
+    tmp_path: Path,
+    ray_folder: Path,
+    kind: signal.Signals,
 ) -> None:
+    if kind is signal.SIGHUP and signal.getsignal(kind) is signal.SIG_IGN:
+        pytest.skip("the tests run under nohup, and so would the service")
     content = yaml.safe_load(tiny_config.read_text())
     content["ray"] |= {"temp_dir": str(ray_folder), "num_cpus": 2}
     # the service makes images of the one pool, whatever is wrong with the others
@@ -141,8 +158,12 @@ def test_serve_makes_images_and_stops_cleanly(
         assert f"{weights} is a Git LFS pointer" in warning
         assert served.err.count("Git LFS pointer") == 1
         _check_absent(url, "broken")
-        with CallsMeanwhile(url) as calls:
-            assert served.stop() == 0
+        with CallsMeanwhile(url) as calls, ThreadPoolExecutor() as threads:
+            body = {"prompt": "x", "num_inference_steps": 100}
+            begun = threads.submit(httpx.post, calls.url, json=body, timeout=60)
+            time.sleep(0.5)
+            assert served.stop(kind) == 0
+            assert begun.result().status_code == 200
         # images until admission is closed, then the reason; never a proxy without an application
         assert calls.statuses <= {200, 503}
         assert 503 in calls.statuses
