@@ -201,6 +201,11 @@ class Dispatcher:
         if not self._service.is_healthy:
             raise RuntimeError("the dispatcher's housekeeping task has died")
 
+    async def __del__(self) -> None:
+        """Let the next dispatcher have the job store at once; Serve awaits this when it stops."""
+        if hasattr(self, "_jobs"):
+            await self._jobs.close()
+
 
 def _settings_file(arguments: FrontArguments) -> SettingsFile | None:
     if arguments.settings is None:

@@ -11,7 +11,7 @@ from ray_cluster.dispatch.stages import (
     cascade_route,
     direct_route,
 )
-from ray_cluster.policies.types import RequestView
+from ray_cluster.policies.types import CascadeEntry, RequestView
 from ray_cluster.protocol.leases import lane_of
 from ray_cluster.protocol.outcomes import AnswerReason, CascadeAnswer, CascadeStage, StageTime
 from ray_cluster.requests import (
@@ -130,3 +130,35 @@ def scored_view(
         arrival_s=arrival_s,
         deadline_s=deadline_s,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class CascadeView:
+    """A cascade at one instant, for metrics.
+
+    Attributes:
+        threshold: in force; above 1 everything may be deferred.
+        deferral_rate: that it gives by the latest confidences; None without any.
+        drift: of these from what was calibrated, as the largest difference in deferral rate at one
+            threshold; None while too little is known.
+        unscored: whose images are published while no discriminator lives; None while one does.
+        num_scored: real confidences since the start.
+        window: the latest ones, after those of the calibration that are still in it.
+    """
+
+    name: str
+    discriminator: str
+    unscored: CascadeEntry | None
+    threshold: float
+    deferral_rate: float | None
+    drift: float | None
+    num_scored: int = 0
+    window: tuple[float, ...] = ()
+
+    def confidences_since(self, cursor: int) -> tuple[float, ...]:
+        """Return the real confidences after the first ``cursor`` ones, as far as they are here.
+
+        A cursor beyond them is of an earlier dispatcher: all are new.
+        """
+        num_new = self.num_scored - cursor if cursor <= self.num_scored else self.num_scored
+        return self.window[len(self.window) - min(num_new, len(self.window)) :]

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 
 from ray_cluster.config.settings import CascadeSettings
 from ray_cluster.dispatch.admission_view import AdmissionView
-from ray_cluster.dispatch.cascade_record import CascadeRecord, scored_view
+from ray_cluster.dispatch.cascade_record import CascadeRecord, CascadeView, scored_view
+from ray_cluster.dispatch.due import AT_ONCE
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.log import log_image
 from ray_cluster.dispatch.replicas import Replicas
@@ -40,7 +41,7 @@ from ray_cluster.policies.cascade import (
 )
 from ray_cluster.policies.cost_model import alone_s
 from ray_cluster.policies.plan import CascadePlan
-from ray_cluster.policies.types import CascadeEntry, RequestView
+from ray_cluster.policies.types import RequestView
 from ray_cluster.protocol.leases import lane_of
 from ray_cluster.protocol.outcomes import Deferred, Preview
 from ray_cluster.requests import ImageRequest
@@ -90,43 +91,14 @@ class _Cascade:
         self.num_scored += 1
 
 
-@dataclass(frozen=True, slots=True)
-class CascadeView:
-    """A cascade at one instant, for metrics.
-
-    Attributes:
-        threshold: in force; above 1 everything may be deferred.
-        deferral_rate: that it gives by the latest confidences; None without any.
-        drift: of these from what was calibrated, as the largest difference in deferral rate at one
-            threshold; None while too little is known.
-        unscored: whose images are published while no discriminator lives; None while one does.
-        num_scored: real confidences since the start.
-        window: the latest ones, after those of the calibration that are still in it.
-    """
-
-    name: str
-    discriminator: str
-    unscored: CascadeEntry | None
-    threshold: float
-    deferral_rate: float | None
-    drift: float | None
-    num_scored: int = 0
-    window: tuple[float, ...] = ()
-
-    def confidences_since(self, cursor: int) -> tuple[float, ...]:
-        """Return the real confidences after the first ``cursor`` ones, as far as they are here.
-
-        A cursor beyond them is of an earlier dispatcher: all are new.
-        """
-        num_new = self.num_scored - cursor if cursor <= self.num_scored else self.num_scored
-        return self.window[len(self.window) - min(num_new, len(self.window)) :]
-
-
 class Cascades:
     """Takes requests from stage to stage; the ledger holds them, and ends them.
 
     Args:
         curve_of: called once for each cascade of new settings.
+
+    Attributes:
+        is_behind: whether :meth:`watch` has more to do at once.
     """
 
     def __init__(
@@ -141,6 +113,7 @@ class Cascades:
         self._queue = queue
         self._curve_of = curve_of
         self._cascades: dict[str, _Cascade] = {}
+        self.is_behind = False
         self._offered: list[str] = []
         # that are scored, or that the heavy model makes anew
         self._later: dict[str, RequestRecord] = {}
@@ -347,11 +320,12 @@ class Cascades:
     # what does not come
 
     def watch(self, now_s: float) -> None:
-        """End stages that nobody can end any more, or not in time."""
-        for record in list(self._open()):
+        """End some of the stages that nobody can end any more, or not in time."""
+        due = [one for one in self._open() if now_s >= self._due_s(one)]
+        self.is_behind = len(due) > AT_ONCE
+        for record in due[:AT_ONCE]:
             cascade = record.cascade
-            if cascade is None or now_s < self._due_s(record):
-                continue
+            assert cascade is not None, "others are never due"
             self._replicas.alert(record.holder)
             if cascade.stage == "heavy":
                 cascade.failure = "too_late"

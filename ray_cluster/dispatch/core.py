@@ -75,6 +75,7 @@ class DispatchCore:
         self._settings: Settings | None = None
         # of which a replica has asked for its settings
         self.started_pools: set[str] = set()
+        self._expected: set[str] = set()
         self.replicas = Replicas()
         self.loras = Loras(self.replicas.base_model)
         self.controls = ControlNets(self.replicas)
@@ -189,13 +190,18 @@ class DispatchCore:
         """
         self._unserved.note_lost(now_s)
         offer = self._admission.offer(requests, now_s, client)
-        if offer.accepted and any(one.add_ons.loras for one in requests):
+        if offer.accepted:
             # one that was removed meanwhile ends what needs it
-            self._advance([one.request_id for one in requests], now_s)
+            self._advance([], now_s, [one.request_id for one in requests])
         return offer
+
+    def expect(self, request_ids: Iterable[str]) -> None:
+        """Have replicas keep what they have of these until they are restored, or aborted."""
+        self._expected.update(request_ids)
 
     def restore(self, restored: Restored, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
+        self._expected.discard(restored.request.request_id)
         self._cascades.restore(self._ledger.restore(restored, now_s), restored)
 
     def note_stored(self, states: Mapping[str, StateHeader]) -> None:
@@ -246,7 +252,7 @@ class DispatchCore:
         replica = self.replicas.get(replica_id)
         if replica is None:
             return PollReply(known=False)
-        aborts = replica.stale
+        aborts = tuple(one for one in replica.stale if one not in self._expected)
         exchanged, preempted = self._exchanges.carry_out(replica, now_s)
         placed = self.replicas.choose(replica, self._ledger.queue, now_s, now_s - self.grace_s)
         peers, loras = self.replicas.news_for(replica), self.loras.orders(replica_id, now_s)
@@ -263,9 +269,11 @@ class DispatchCore:
         """Act on what has become of add-ons: requests go on or end, stores hear of changes."""
         self._advance(None, now_s)
 
-    def _advance(self, held_back: Iterable[str] | None, now_s: float) -> None:
+    def _advance(
+        self, held_back: Iterable[str] | None, now_s: float, only: Sequence[str] | None = None
+    ) -> None:
         self._ledger.waiting.look_again(held_back)
-        self._ledger.advance_held_back(now_s)
+        self._ledger.advance_held_back(now_s, only)
         self.replicas.alert_all(self.loras.take_alerted())
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
@@ -302,6 +310,7 @@ class DispatchCore:
     def abort(self, request_ids: Iterable[str]) -> tuple[Outcome, ...]:
         """End the requests at once; the next answer to a replica's poll says so."""
         for request_id in request_ids:
+            self._expected.discard(request_id)
             if (record := self._ledger.get(request_id)) is not None:
                 self._attached.abort(record)
         return self.take_outcomes()
@@ -315,30 +324,27 @@ class DispatchCore:
         self._attached.touch(request_ids, now_s)
 
     def expire(self, now_s: float) -> tuple[Outcome, ...]:
-        """Act on silence: remove dead replicas, end requests whose client is gone.
-
-        Of many requests some have their turn, and others in the next calls.
-        """
+        """Act on silence: remove dead replicas, end some of the requests whose client is gone."""
         self._attached.expire(now_s)
         if self.loras.gives_up(now_s):
             self._ledger.waiting.look_again()
         for replica in list(self.replicas):
             if now_s >= replica.heard_s + self._config.replica_timeout_s:
                 self.unregister(replica.replica_id, now_s)
-        self._cascades.watch(now_s)
         return self.catch_up(now_s)
 
     def catch_up(self, now_s: float) -> tuple[Outcome, ...]:
         """Do a part of what is left to do; call it again, in later turns, while there is more."""
         self._advance((), now_s)
         self._unserved.end(now_s)
-        self._cascades.advance(now_s)
+        self._cascades.watch(now_s)
         return self.take_outcomes()
 
     @property
     def is_behind(self) -> bool:
         """Whether :meth:`catch_up` has something to do."""
-        return self._unserved.is_behind or self._ledger.waiting.next_due_s == -math.inf
+        waits = self._ledger.waiting.next_due_s == -math.inf
+        return waits or self._unserved.is_behind or self._cascades.is_behind
 
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
@@ -349,8 +355,7 @@ class DispatchCore:
             self._unserved.next_lost_s,
             self._cascades.next_due_s,
         )
-        due_s = min([*silences, *own_s])
-        return None if due_s == math.inf else due_s
+        return None if (due_s := min([*silences, *own_s])) == math.inf else due_s
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
         """Return the outcomes since the last call."""

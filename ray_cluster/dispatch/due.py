@@ -9,7 +9,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from ray_cluster.dispatch.state import RequestRecord
 
 # of one kind that are dealt with in one turn of the dispatcher; others come in the next ones
-AT_ONCE = 50
+AT_ONCE = 25
 # ended requests whose instants are remembered, beside as many as there are others
 _MOST_GONE = 1000
 
@@ -49,14 +49,15 @@ class Due:
 
     def take(self, now_s: float) -> list[RequestRecord]:
         """Return open requests that are due, each once, and so many of them at most."""
-        found = []
+        # an id that was used again is there twice
+        found: dict[str, RequestRecord] = {}
         for _ in range(AT_ONCE):
             if not self._instants or self._instants[0][0] > now_s:
                 break
             if (record := self._first()) is not None:
                 heappop(self._instants)
-                found.append(record)
-        return found
+                found[record.view.request_id] = record
+        return list(found.values())
 
     @property
     def next_s(self) -> float:

@@ -157,9 +157,9 @@ class Ledger:
         self._ageing.add(record, len(self._records))
         return record
 
-    def advance_held_back(self, now_s: float) -> None:
+    def advance_held_back(self, now_s: float, only: Sequence[str] | None = None) -> None:
         """See :meth:`WaitingRoom.release`; end those that cannot have their add-ons."""
-        for record, failure in self.waiting.release(now_s):
+        for record, failure in self.waiting.release(now_s, only):
             self._fail(record, failure, now_s)
 
     def age(self, now_s: float) -> None:

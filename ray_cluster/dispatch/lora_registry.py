@@ -62,10 +62,12 @@ class LoraRegistry:
 
     Attributes:
         limits: how many there may be.
+        keeps_removed: whether removed ones stay, as not all open requests are known yet.
     """
 
     def __init__(self) -> None:
         self.limits = LoraSettings()
+        self.keeps_removed = False
         self._by_id: dict[str, KnownLora] = {}
         self._by_name: dict[str, KnownLora] = {}
         self._names: list[str] = []
@@ -156,7 +158,8 @@ class LoraRegistry:
 
     def forget_unused(self, known: KnownLora) -> bool:
         """Forget a removed LoRA that no open request uses; return whether it was one."""
-        if not known.is_removed or known.num_open or known.lora.lora_id not in self._by_id:
+        is_used = self.keeps_removed or known.num_open > 0
+        if not known.is_removed or is_used or known.lora.lora_id not in self._by_id:
             return False
         del self._by_id[known.lora.lora_id]
         self._gone.append(known.lora.lora_id)

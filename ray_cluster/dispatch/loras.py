@@ -113,8 +113,13 @@ class Loras:
         self._registry.forget_unused(known)
         return status
 
+    def keep_removed(self) -> None:
+        """Forget no removed LoRA before :meth:`drop_removed`."""
+        self._registry.keeps_removed = True
+
     def drop_removed(self) -> None:
         """Forget removed LoRAs that no open request uses, once the open ones are known."""
+        self._registry.keeps_removed = False
         for known in list(self._registry):
             self._registry.forget_unused(known)
 

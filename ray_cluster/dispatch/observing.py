@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ray_cluster.config.cascades import CascadeConfig
 from ray_cluster.config.settings import PoolSettings, Settings
-from ray_cluster.dispatch.cascades import CascadeView
+from ray_cluster.dispatch.cascade_record import CascadeView
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.demand import typical_request
 from ray_cluster.dispatch.snapshots import ClusterSnapshot

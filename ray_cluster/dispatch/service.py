@@ -44,8 +44,6 @@ from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer
 Keeper = Callable[[Outcome | Deferred], None]
 """Called on the event loop and at once: with how a request ended, and before that perhaps with the
 decision that a heavy model makes its image."""
-
-
 # held calls that are answered before others have their turn
 _AT_ONCE = 10
 
@@ -177,7 +175,8 @@ class DispatchService:
         outcomes, stale = self._core.report(replica_id, events, self._clock())
         self._settle(outcomes)
         self._polls.end(replica_id)
-        if any(_may_queue(event) for event in events):
+        if not all(isinstance(one, Finished) and one.small is None for one in events):
+            # a request may wait for others: again, or for its next stage
             self._polls.wake()
         return stale
 
@@ -204,6 +203,7 @@ class DispatchService:
         if offer.accepted:
             self._note_wanted(requests)
             self._polls.wake()
+        self._settle(self._core.take_outcomes())
         return offer
 
     async def offer_durable(self, requests: Sequence[ImageRequest], keeper: Keeper) -> Offer:
@@ -214,14 +214,20 @@ class DispatchService:
             self._keepers.update(dict.fromkeys((one.request_id for one in requests), keeper))
             self._note_wanted(requests)
             self._polls.wake()
+        self._settle(self._core.take_outcomes())
         return offer
+
+    def expect(self, request_ids: Iterable[str]) -> None:
+        """See :meth:`DispatchCore.expect`."""
+        self._core.expect(request_ids)
 
     def restore(self, restored: Restored, keeper: Keeper) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
         self._core.restore(restored, self._clock())
         self._keepers[restored.request.request_id] = keeper
-        if self._candidates is not None and restored.deferred is not None:
+        if self._candidates and restored.deferred:
             self._candidates.note(restored.deferred)
+        self._settle(self._core.take_outcomes())
         self._polls.wake()
 
     def open_requests(self) -> Iterator[ImageRequest]:
@@ -268,14 +274,13 @@ class DispatchService:
         return self._look(request_id, seen)
 
     def _look(self, request_id: str, seen: int) -> ImageUpdate:
-        outcome = self._clients.fetch([request_id]).get(request_id)
         preview = self._core.preview(request_id)
         is_news = preview is not None and preview.index > seen
+        outcome = self._clients.fetch([request_id]).get(request_id)
         return ImageUpdate(outcome, preview if is_news else None)
 
     async def _sleep(self, request_ids: Sequence[str], wait_s: float) -> None:
-        most_s = self._attached_s / 3
-        if not await self._clients.sleep(request_ids, min(wait_s, most_s)):
+        if not await self._clients.sleep(request_ids, min(wait_s, self._attached_s / 3)):
             self._core.touch(request_ids, self._clock())
 
     async def show(self, replica_id: str, shown: Shown) -> None:
@@ -326,8 +331,8 @@ class DispatchService:
     @property
     def starting(self) -> tuple[str, ...]:
         """Restored models of which no replica has registered yet, and one is to come."""
-        asleep = self._core.queue.asleep
-        return tuple(one for one in self._core.replicas.starting if one not in asleep)
+        starting, asleep = self._core.replicas.starting, self._core.queue.asleep
+        return tuple(one for one in starting if one not in asleep)
 
     def note_asleep(self, models: Collection[str], *, is_woken: bool) -> None:
         """Know which models have no replicas by a plan, and whether calls for them wake one."""
@@ -393,8 +398,3 @@ class DispatchService:
         due_s = [self._core.next_event_s(), self._clients.next_forget_s]
         wait_s = min((one - now_s for one in due_s if one is not None), default=self._core.hold_s)
         return min(self._core.hold_s, max(0.01, wait_s))
-
-
-def _may_queue(event: ReplicaEvent) -> bool:
-    """Whether a request may wait for others after an event: again, or for its next stage."""
-    return not isinstance(event, Finished) or event.small is not None

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ray_cluster.dispatch.admission_view import AdmissionView
-from ray_cluster.dispatch.cascades import CascadeView
+from ray_cluster.dispatch.cascade_record import CascadeView
 from ray_cluster.dispatch.demand import DemandCounts
 from ray_cluster.dispatch.ledger import Ledger
 from ray_cluster.dispatch.replicas import Replicas

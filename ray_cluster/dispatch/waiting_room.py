@@ -68,6 +68,8 @@ class WaitingRoom:
 
     def _hold_back(self, record: RequestRecord) -> None:
         self._held_back[record.view.request_id] = record
+        # what it waits for may have come, or failed, before
+        self._to_look_at[record.view.request_id] = None
         self._held_lane.add(record.view, record.client)
         self._due.add(record, len(self._held_back))
         for use in record.request.add_ons.loras:
@@ -167,15 +169,22 @@ class WaitingRoom:
             request_ids = self._held_back
         self._to_look_at.update(dict.fromkeys(request_ids))
 
-    def release(self, now_s: float) -> list[tuple[RequestRecord, Failure]]:
+    def release(
+        self, now_s: float, only: Sequence[str] | None = None
+    ) -> list[tuple[RequestRecord, Failure]]:
         """Queue requests whose add-ons are there by now; return those that cannot have them.
 
-        Some of those that are to be looked at have their turn, the next ones in the next call.
+        Args:
+            only: ids of those that are looked at; unless given, some of those that are to be, and
+                the next ones in the next call.
         """
         failed = []
-        self._to_look_at.update({one.view.request_id: None for one in self._due.take(now_s)})
-        for name in list(islice(self._to_look_at, AT_ONCE)):
-            del self._to_look_at[name]
+        if only is None:
+            due = self._due.take(now_s)
+            self._to_look_at.update({one.view.request_id: None for one in due})
+            only = list(islice(self._to_look_at, AT_ONCE))
+        for name in only:
+            self._to_look_at.pop(name, None)
             if (record := self._held_back.get(name)) is None:
                 continue
             failure = self._loras.failure(record.request) or self._controls.failure(record, now_s)

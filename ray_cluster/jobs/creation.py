@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -12,9 +13,8 @@ from weakref import WeakValueDictionary
 from ray_cluster.dispatch.service import DispatchService, Keeper
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.open_job import OpenJob, log_job
-from ray_cluster.jobs.sql_owner import JobStoreTaken
-from ray_cluster.jobs.sql_store import NothingWritten, SqlJobStore
-from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit
+from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit, is_refusal
 from ray_cluster.jobs.views import JobViews, OpenJobs
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.jobs import Creation, Job
@@ -22,6 +22,9 @@ from ray_cluster.protocol.tasks import Tasks
 from ray_cluster.requests import granted
 
 logger = logging.getLogger(__name__)
+
+_MOST_DOUBTFUL = 100
+_WITHDRAWN_S = 2.0
 
 
 class JobCreation:
@@ -72,8 +75,17 @@ class JobCreation:
         return job_id in self._doubtful
 
     async def close(self) -> None:
-        """Stop."""
+        """Stop; what can be withdrawn is, once more."""
         await self._tasks.close()
+        # what these have left in doubt
+        await self._tasks.close()
+        left = [
+            self._threads.call("write", partial(self._store.withdraw, one))
+            for one in self._doubtful.values()
+        ]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WITHDRAWN_S):
+                await asyncio.gather(*left, return_exceptions=True)
 
     async def _create_once(self, job: Job, visit: StoreVisit) -> Creation:
         if job.idempotency_key is None:
@@ -87,7 +99,7 @@ class JobCreation:
             earlier = await visit.read(self._store.find, *named)
             if self._store.has_damaged:
                 # which may have the key
-                await visit.write(self._store.put_aside, self._wall_clock())
+                await visit.write(self._store.put_aside, self._wall_clock(), self._open)
             if earlier is not None:
                 return Creation(self._views.view(earlier), False, Offer(accepted=True))
             return await self._create(job, visit)
@@ -96,6 +108,8 @@ class JobCreation:
         if self._open.count(job.caller) >= self.max_open:
             log_job("images_refused", job, num_images=len(job.requests), reason="too_many_jobs")
             return Creation(None, False, Offer(accepted=False, reason="too_many_jobs"))
+        if len(self._doubtful) >= _MOST_DOUBTFUL:
+            raise JobStoreUnavailable("too many jobs are yet to be withdrawn")
         open_job = OpenJob(job)
         offer = await self._dispatch.offer_durable(job.requests, self._keeper_of(open_job))
         if not offer.accepted:
@@ -105,41 +119,26 @@ class JobCreation:
         open_job.job = job
         self._open.add(open_job)
         try:
-            await self._insert(job, visit)
-        except JobStoreUnavailable as error:
+            await visit.insert(self._store.insert, job)
+        except BaseException as error:
             open_job.is_void = True
             self._open.remove(open_job)
-            await self._dispatch.abort([request.request_id for request in job.requests])
-            if not _is_refusal(error):
+            if not is_refusal(error):
                 self._doubtful[job.job_id] = job
                 self._tasks.spawn(self._withdraw(job))
+            await self._dispatch.abort([request.request_id for request in job.requests])
             raise
+        finally:
+            open_job.inserted.set()
         log_job("job_accepted", job, num_images=len(job.requests))
         # admission has just predicted the same
         return Creation(self._views.view(job, predicted_s=offer.predicted_s), True, offer)
-
-    async def _insert(self, job: Job, visit: StoreVisit) -> None:
-        try:
-            await visit.write(self._store.insert, job)
-        except JobStoreUnavailable as error:
-            if _is_refusal(error):
-                raise
-            # it may be written all the same, if only the answer was lost: this tells
-            try:
-                await visit.write(self._store.insert, job)
-            except JobStoreUnavailable:
-                raise error from error.__cause__
 
     async def _withdraw(self, job: Job) -> None:
         """See to it that a job that is refused is not in the store, either."""
         what = f"that job {job.job_id} was refused"
         await self._threads.write_surely(what, partial(self._store.withdraw, job))
         self._doubtful.pop(job.job_id, None)
-
-
-def _is_refusal(error: JobStoreUnavailable) -> bool:
-    """Whether a write that failed has certainly written nothing."""
-    return isinstance(error.__cause__, NothingWritten | JobStoreTaken)
 
 
 def _log_failure(making: asyncio.Task[Creation]) -> None:

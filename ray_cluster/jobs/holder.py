@@ -28,22 +28,35 @@ class Holder:
     @classmethod
     def here(cls, cell: str) -> Self:
         """Return this process as a dispatcher of a cell."""
-        pid = os.getpid()
-        return cls(cell, _process(pid), _space(), f"process {pid} on {socket.gethostname()}")
+        pid, place = os.getpid(), f"process {os.getpid()} on {socket.gethostname()}"
+        try:
+            return cls(cell, _process(pid), _space(), place)
+        except OSError:
+            return cls(cell, "", "", place)
 
     @property
     def is_dead(self) -> bool:
         """Whether its process has certainly ended: it was one of this machine's."""
         if not self.process or not self.space or self.space != _space():
             return False
-        return _process(int(self.process.partition(" ")[0])) != self.process
+        try:
+            return _process(int(self.process.partition(" ")[0])) != self.process
+        except OSError:
+            # others' processes are not to be seen here
+            return False
 
 
 def _process(pid: int) -> str:
-    """Return a pid with the instant of its start, as pids come again; empty without a process."""
+    """Return a pid with the instant of its start, as pids come again; empty without a process.
+
+    Raises:
+        OSError: it cannot be known.
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
+    except (FileNotFoundError, ProcessLookupError):
+        # with hidepid, others' processes are hidden likewise: then the first one is, too
+        Path("/proc/1/stat").read_text()
         return ""
     # the name, in parentheses, may hold anything
     fields = text.rpartition(")")[2].split()

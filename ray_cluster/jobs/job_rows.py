@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeVar
 
-from ray_cluster.codec.values import CodecError, TextCodec, is_versioned, plain_of
-from ray_cluster.protocol.jobs import Job, StoredImage
+from ray_cluster.codec.values import VERSION, CodecError, TextCodec, is_versioned, plain_of
+from ray_cluster.protocol.jobs import JOB_STATES, Job, StoredImage
 from ray_cluster.protocol.outcomes import Deferred
 from ray_cluster.requests import Failure, ImageRequest
 
 T = TypeVar("T")
+
+# what a text that nobody has thought of may raise when it is read
+UNREADABLE = (CodecError, ArithmeticError, LookupError, RecursionError, TypeError, ValueError)
 
 # as the migrations leave them
 JOB_COLUMNS = (
@@ -62,6 +65,8 @@ def changes_of(job: Job) -> dict[str, Any]:
 
 def job_of(row: Mapping[str, Any]) -> Job:
     """Return a row's job; raises CodecError if this release cannot read it."""
+    if row["state"] not in JOB_STATES:
+        raise CodecError(f"the state {row['state']!r} is none of {', '.join(JOB_STATES)}")
     deferred = row["deferred"]
     read = {
         "requests": _stored(_REQUESTS, row["requests"]),
@@ -69,6 +74,8 @@ def job_of(row: Mapping[str, Any]) -> Job:
         "error": _stored(_ERROR, row["error"]),
         "deferred": () if deferred is None else _DEFERRED.decode(deferred),
     }
+    if not read["requests"]:
+        raise CodecError("the job has no images")
     return Job(**{**row, **read})
 
 
@@ -77,13 +84,17 @@ def may_be_newer(row: Mapping[str, Any]) -> bool:
     texts = [row["requests"], row["images"], row["error"], row["deferred"]]
     try:
         plain = [plain_of(text) for text in texts if text is not None]
-    except CodecError:
+    except (CodecError, RecursionError):
         return False
     if not all(isinstance(one, dict) and one.keys() >= {"version", "value"} for one in plain):
         return False
+    if any(one["version"] != VERSION for one in plain):
+        return True
     requests = plain[0]["value"]
-    return isinstance(requests, list) and all(
-        isinstance(one, dict) and isinstance(one.get("request_id"), str) for one in requests
+    return (
+        isinstance(requests, list)
+        and bool(requests)
+        and all(isinstance(one, dict) and "request_id" in one for one in requests)
     )
 
 

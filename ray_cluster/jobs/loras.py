@@ -17,7 +17,7 @@ from ray_cluster.dispatch.loras import Loras
 from ray_cluster.errors import InvalidRequest, JobStoreUnavailable
 from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit
+from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit, is_refusal
 from ray_cluster.models.lora_sources import check_source
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
 from ray_cluster.protocol.tasks import Tasks
@@ -67,6 +67,7 @@ class LoraService:
 
     async def start(self) -> None:
         """Read what an earlier dispatcher has registered, and register what the settings name."""
+        self._loras.keep_removed()
         for lora, facts, is_removed in await self._threads.call("read", self._store.loras):
             self._loras.restore(lora, facts, is_removed=is_removed)
         self._is_read = True
@@ -120,8 +121,14 @@ class LoraService:
                 return refused
             try:
                 # nobody sees it before: it may fail
-                await visit.write(self._store.add_lora, lora)
+                await visit.insert(self._store.add_lora, lora)
                 added = self._loras.keep(lora)
+            except JobStoreUnavailable as error:
+                if not is_refusal(error):
+                    # it may be there, and must not come back after a restart
+                    forget = partial(self._store.forget_lora, lora_id)
+                    self._spawn(self._threads.write_surely(f"that {lora_id} was refused", forget))
+                raise
             finally:
                 self._loras.release(lora)
         self._on_change()

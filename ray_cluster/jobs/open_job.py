@@ -25,6 +25,7 @@ class OpenJob:
         is_cancelled: whether its client has cancelled it.
         is_void: whether it could not be stored, and so was never accepted.
         is_looked_up: whether it is known which of its images there are.
+        inserted: set once its row is in the store, or it is void.
         stored: set once its end is in the store.
     """
 
@@ -33,6 +34,7 @@ class OpenJob:
         self.is_looked_up = is_looked_up
         self.is_cancelled = False
         self.is_void = False
+        self.inserted = asyncio.Event()
         self.stored = asyncio.Event()
         self._images: dict[str, StoredImage] = {}
         self._pending = {request.request_id: request for request in job.requests}

@@ -20,6 +20,7 @@ from ray_cluster.jobs.sql_engine import JobStoreError
 from ray_cluster.jobs.sql_owner import JobStoreTaken, Owner
 from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.jobs.store_threads import StoreThreads
+from ray_cluster.protocol.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +46,7 @@ class Ownership:
         self._store = store
         self._threads = threads
         self.cell = secrets.token_hex(8)
+        self._keeping = Tasks()
         self._is_owner = False
         self.is_lost = False
 
@@ -67,6 +69,7 @@ class Ownership:
             owner = await self._threads.call("read", self._store.owner)
         await self._threads.call("write", partial(self._store.take, Holder.here(self.cell), owner))
         self._is_owner = True
+        self._keeping.spawn(self._keep())
         if owner is not None and not owner.is_released:
             logger.warning("took the job store over from %s", _place(owner))
 
@@ -75,7 +78,7 @@ class Ownership:
             return owner.is_released
         return owner.holder.is_dead or owner.holder.cell == self.cell
 
-    async def keep(self) -> None:
+    async def _keep(self) -> None:
         """Write now and then, until another has taken the store."""
         while not self.is_lost:
             await asyncio.sleep(_BEAT_EVERY_S)
@@ -89,6 +92,7 @@ class Ownership:
 
     async def release(self) -> None:
         """Let the next dispatcher take the store at once."""
+        await self._keeping.close()
         if self._is_owner and not self.is_lost:
             try:
                 await self._threads.call("write", self._store.release)

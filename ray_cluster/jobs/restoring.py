@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable
 
 from ray_cluster.dispatch.service import DispatchService, Keeper
 from ray_cluster.dispatch.state import Restored
@@ -55,41 +56,44 @@ class JobRestorer:
 
     async def restore(self, open_jobs: Iterable[OpenJob]) -> None:
         """Look up jobs, the first ones first and some at once, and have made what they lack."""
-        found = list(open_jobs)
-        self.num_left += len(found)
-        left = iter(found)
+        left = deque(open_jobs)
+        self.num_left += len(left)
         await asyncio.gather(*(self._restore_next(left) for _ in range(_AT_ONCE)))
 
-    async def _restore_next(self, left: Iterator[OpenJob]) -> None:
-        for open_job in left:
+    async def _restore_next(self, left: deque[OpenJob]) -> None:
+        failures = 0
+        while left:
+            open_job = left.popleft()
             try:
                 await self._restore(open_job)
+                self.num_left -= 1
+                failures, self.is_failing = 0, False
+            except BlobStoreError as error:
+                # others may be found meanwhile
+                left.append(open_job)
+                if not self.is_failing:
+                    logger.error("job %s is not restored yet: %s", open_job.job.job_id, error)
+                self.is_failing = True
+                await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
+                failures += 1
             except Exception:
                 # a mistake of ours: it concerns this job, and no other
                 logger.exception("job %s is not restored", open_job.job.job_id)
-            finally:
                 self.num_left -= 1
 
     async def _restore(self, open_job: OpenJob) -> None:
-        job, failures = open_job.job, 0
-        # until it is looked up, or cancelled
-        while open_job.pending:
-            try:
-                done = await asyncio.to_thread(self._done, job)
-                light = await asyncio.to_thread(self._light, job)
-            except BlobStoreError as error:
-                self.is_failing = True
-                if not failures:
-                    logger.error("job %s cannot be restored yet: %s", job.job_id, error)
-                await asyncio.sleep(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
-                failures += 1
-                continue
-            self.is_failing = False
-            if open_job.pending:
-                open_job.restore(done)
-                self._make(open_job, light)
-                self._on_restored(open_job)
+        job = open_job.job
+        if not open_job.pending:
+            # cancelled before it is looked up
             return
+        done = await asyncio.to_thread(self._done, job)
+        light = await asyncio.to_thread(self._light, job)
+        if open_job.pending:
+            open_job.restore(done)
+            # what is done is not to be made any more
+            await self._dispatch.abort(done)
+            self._make(open_job, light)
+            self._on_restored(open_job)
 
     def _make(self, open_job: OpenJob, light: dict[str, ImageResult]) -> None:
         job = open_job.job

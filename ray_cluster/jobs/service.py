@@ -101,11 +101,12 @@ class JobService:
             dispatch, results, self._keeper_of, self._end_if_done, wall_clock
         )
         self.on_restored: Callable[[], None] = lambda: None
-        self._sweeper = JobSweeper(self._threads, store, results, config, wall_clock)
+        self._sweeper = JobSweeper(self._threads, store, results, config, self._open, wall_clock)
         self._input_sweeper = InputSweeper(
             inputs,
             self._open_requests,
             lambda: self._threads.call("write", store.beat),
+            lambda: bool(store.newer),
             wall_clock,
         )
         self._watchers = JobWatchers(self._views.version, lambda one: self._views.view(one.job))
@@ -135,7 +136,6 @@ class JobService:
             JobStoreInUse: another dispatcher owns it.
         """
         await self.ownership.take()
-        self._tasks.spawn(self.ownership.keep())
         workers = await self._threads.call("read", self._store.workers)
         self._dispatch.remember(workers)
         await self.control.start(workers)
@@ -150,12 +150,16 @@ class JobService:
     def _opened(self, jobs: Iterable[Job]) -> list[OpenJob]:
         open_jobs = [OpenJob(job, is_looked_up=False) for job in jobs]
         for one in open_jobs:
+            one.inserted.set()
             self._open.add(one)
+            self._dispatch.expect(request.request_id for request in one.pending)
         return open_jobs
 
     async def _restore(self, open_jobs: Sequence[OpenJob]) -> None:
         await self._restorer.restore(open_jobs)
-        self.loras.begin_sweeping()
+        if not self._store.newer:
+            # those of a later release may use what is removed
+            self.loras.begin_sweeping()
         self.on_restored()
 
     async def _reconcile(self) -> None:
@@ -258,8 +262,9 @@ class JobService:
     async def cancel_job(self, client: str, job_id: str) -> JobView | None:
         """End a job now; one that has ended stays as it is."""
         if (open_job := self._open.of(client_of(client), job_id)) is not None:
-            await self._dispatch.abort(open_job.cancel())
-            if not open_job.is_looked_up:
+            ids = open_job.cancel()
+            await self._dispatch.abort(ids)
+            if ids and not open_job.is_looked_up:
                 self._end_if_done(open_job)
             try:
                 async with asyncio.timeout(_WRITTEN_S):
@@ -332,6 +337,10 @@ class JobService:
 
     async def _write_end(self, open_job: OpenJob) -> None:
         """Write the end of a job; nobody sees it, and nothing is deleted, before it is written."""
+        # its row is there, which may take a second attempt
+        await open_job.inserted.wait()
+        if open_job.is_void:
+            return
         ended = open_job.ended(self._wall_clock())
         what = f"the end of job {ended.job_id}"
         if not await self._threads.write_surely(what, partial(self._store.update, ended)):

@@ -8,6 +8,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from alembic.util import CommandError
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, SQLAlchemyError
@@ -23,15 +25,26 @@ _BUSY_S = 0.7
 # a statement that a server has begun and does not end, on a disk that hangs, say: the one thread
 # that reads or writes waits for it. A start, which reads all open jobs, takes a few seconds
 _STATEMENT_S = 10.0
+_IDLE_S = 3.0
 _POSTGRES = {"connect_timeout": 2, "tcp_user_timeout": int(1e3 * _BUSY_S)}
 _POSTGRES_OPTIONS = (
     f"-c lock_timeout={int(1e3 * _BUSY_S)}",
     f"-c statement_timeout={int(1e3 * _STATEMENT_S)}",
+    # a client that the network has cut off must not keep what it has locked: the owner's row
+    f"-c idle_in_transaction_session_timeout={int(1e3 * _IDLE_S)}",
 )
 
 
 class JobStoreError(RayClusterError):
     """The job store can't be opened, read or written; the message names the store."""
+
+
+class NothingWritten(JobStoreError):
+    """The job store failed before it was to keep anything: nothing of a call is there."""
+
+
+class JobUnreadable(JobStoreError):
+    """A job that a later release has written; others can be read."""
 
 
 def connect(url: str) -> sa.Engine:
@@ -55,10 +68,13 @@ def connect(url: str) -> sa.Engine:
     return engine
 
 
-def migrate(connection: sa.Connection) -> None:
+def migrate(connection: sa.Connection, *, only_check: bool = False) -> None:
     """Run the migrations that a database lacks, in the connection's transaction.
 
     However long they take: one that rewrites a large table would never end otherwise.
+
+    Args:
+        only_check: leave the schema as it is.
 
     Raises:
         JobStoreError: a later version of this program has written the database.
@@ -67,9 +83,14 @@ def migrate(connection: sa.Connection) -> None:
     config.set_main_option("script_location", str(_MIGRATIONS).replace("%", "%%"))
     config.attributes["connection"] = connection
     if connection.dialect.name == "postgresql":
-        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        for name in ("statement_timeout", "idle_in_transaction_session_timeout"):
+            connection.exec_driver_sql(f"SET LOCAL {name} = 0")
     try:
-        command.upgrade(config, "head")
+        if only_check:
+            present = MigrationContext.configure(connection).get_current_revision()
+            ScriptDirectory.from_config(config).get_revisions([present])
+        else:
+            command.upgrade(config, "head")
     except CommandError as error:
         raise JobStoreError(
             f"the job store {_shown(connection.engine.url)}: its schema is of a later version of "
@@ -112,6 +133,8 @@ def _make_folder(url: URL) -> None:
 def _set_up_sqlite(connection: Any, _record: object) -> None:
     # Python's own transactions begin with the first write
     connection.isolation_level = None
+    # a damaged text is its row's damage, and no other's
+    connection.text_factory = lambda data: data.decode(errors="surrogateescape")
     cursor = connection.cursor()
     # readers never wait for the writer; a commit is on the disk when it returns
     cursor.execute("PRAGMA journal_mode=WAL")

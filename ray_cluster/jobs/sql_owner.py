@@ -24,6 +24,11 @@ class JobStoreTaken(JobStoreError):
     """Another dispatcher owns the job store by now; the present one may write no more."""
 
 
+def is_there(connection: sa.Connection) -> bool:
+    """Whether a database can have an owner."""
+    return sa.inspect(connection).has_table("owner")
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Who owns a job store.

@@ -12,9 +12,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import replace
+from collections.abc import Container, Iterator
+from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Self
 
@@ -22,15 +21,27 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import SQLAlchemyError
 
-from ray_cluster.codec.values import CodecError, TextCodec
 from ray_cluster.jobs import sql_owner
 from ray_cluster.jobs.holder import Holder
-from ray_cluster.jobs.job_rows import JOB_COLUMNS, changes_of, job_of, may_be_newer, row_of
+from ray_cluster.jobs.job_rows import (
+    JOB_COLUMNS,
+    UNREADABLE,
+    changes_of,
+    job_of,
+    may_be_newer,
+    row_of,
+)
 from ray_cluster.jobs.page_size import until_full
-from ray_cluster.jobs.sql_engine import WRITES, JobStoreError, connect, migrate
+from ray_cluster.jobs.small_tables import SmallTables, insert_into
+from ray_cluster.jobs.sql_engine import (
+    WRITES,
+    JobStoreError,
+    JobUnreadable,
+    NothingWritten,
+    connect,
+    migrate,
+)
 from ray_cluster.protocol.jobs import FINAL_STATES, Job, JobQuery
-from ray_cluster.protocol.leases import Registration
-from ray_cluster.protocol.loras import Lora, LoraFacts
 
 logger = logging.getLogger(__name__)
 
@@ -38,22 +49,6 @@ _JOBS = sa.table("jobs", *map(sa.column, JOB_COLUMNS))
 _DAMAGED = sa.table("damaged_jobs", *map(sa.column, ("job_id", "found_s", "reason", "row")))
 _BY_AGE = (_JOBS.c.created_s, _JOBS.c.job_id)
 _FETCHED_AT_ONCE = 50
-_LORAS = sa.table("loras", *map(sa.column, ("lora_id", "is_removed", "lora", "facts")))
-_WORKERS = sa.table("workers", *map(sa.column, ("pool", "registered_s", "registration")))
-
-_CONTROL = sa.table("control", *map(sa.column, ("name", "document")))
-
-_LORA: TextCodec[Lora] = TextCodec(Lora)
-_FACTS: TextCodec[LoraFacts] = TextCodec(LoraFacts)
-_REGISTRATION: TextCodec[Registration] = TextCodec(Registration)
-
-
-class NothingWritten(JobStoreError):
-    """The job store failed before it was to keep anything: nothing of a call is there."""
-
-
-class JobUnreadable(JobStoreError):
-    """A job that a later release has written; others can be read."""
 
 
 class _OfThread(threading.local):
@@ -62,7 +57,7 @@ class _OfThread(threading.local):
     shared: sa.Connection | None = None
 
 
-class SqlJobStore:
+class SqlJobStore(SmallTables):
     """Holds jobs across the death of every process; create it with :meth:`open`.
 
     Calls block: keep them off event loops. Every method raises :class:`JobStoreError`, and nothing
@@ -86,7 +81,7 @@ class SqlJobStore:
 
     @classmethod
     def open(cls, url: str) -> Self:
-        """Connect, and bring the schema to this version.
+        """Connect, and bring the schema of a new store to this version.
 
         Args:
             url: ``sqlite:///relative.db``, ``sqlite:////absolute.db`` or
@@ -99,7 +94,8 @@ class SqlJobStore:
         store = cls(engine)
         try:
             with store._transaction(writes=True) as connection:
-                migrate(connection)
+                # of a store that has an owner, the next owner migrates the schema
+                migrate(connection, only_check=sql_owner.is_there(connection))
         except JobStoreError:
             engine.dispose()
             raise
@@ -111,12 +107,13 @@ class SqlJobStore:
             return sql_owner.Owner.read(connection)
 
     def take(self, holder: Holder, before: sql_owner.Owner | None) -> None:
-        """Own the store, in place of whom :meth:`owner` has told.
+        """Own the store, in place of whom :meth:`owner` has told; bring its schema to this version.
 
         From now on every write raises :class:`~.sql_owner.JobStoreTaken` once another has taken it.
         """
         with self._transaction(writes=True) as connection:
             epoch = sql_owner.take(connection, holder, before)
+            migrate(connection)
         self._epoch = epoch
 
     def beat(self) -> None:
@@ -146,14 +143,12 @@ class SqlJobStore:
     def withdraw(self, job: Job) -> None:
         """See to it that a job is not there, though a lost call may have written it, or yet may."""
         with self._transaction(writes=True) as connection:
-            # which waits for the end of a transaction that has written the same
+            # it waits for the end of a transaction that has written the same
             connection.execute(self._new(job).on_conflict_do_nothing())
             connection.execute(sa.delete(_JOBS).where(_JOBS.c.job_id == job.job_id))
 
     def _new(self, job: Job) -> sqlite.Insert | postgresql.Insert:
-        is_sqlite = self._engine.dialect.name == "sqlite"
-        insert = sqlite.insert(_JOBS) if is_sqlite else postgresql.insert(_JOBS)
-        return insert.values(row_of(job))
+        return insert_into(_JOBS, self._engine.dialect.name).values(row_of(job))
 
     def update(self, job: Job) -> None:
         """Write what changes in a job's life: state, end, attempts, images, error, deferrals.
@@ -205,7 +200,7 @@ class SqlJobStore:
         """Return the ids of all jobs that have not ended."""
         ids = sa.select(_JOBS.c.job_id).where(_JOBS.c.state.not_in(FINAL_STATES))
         with self._transaction() as connection:
-            return list(connection.execute(ids).scalars())
+            return list(connection.scalars(ids))
 
     def purge(self, finished_before_s: float, *, limit: int) -> list[Job]:
         """Delete jobs that ended before that instant, the oldest first; return them.
@@ -219,7 +214,9 @@ class SqlJobStore:
             ids = [job.job_id for job in jobs]
             connection.execute(sa.delete(_JOBS).where(_JOBS.c.job_id.in_(ids)))
             old = _DAMAGED.c.found_s < finished_before_s
-            self.num_damaged -= connection.execute(sa.delete(_DAMAGED).where(old)).rowcount
+            connection.execute(sa.delete(_DAMAGED).where(old))
+            num_damaged = _num_of(connection, _DAMAGED)
+        self.num_damaged = num_damaged
         return jobs
 
     @property
@@ -227,10 +224,15 @@ class SqlJobStore:
         """Whether a damaged job was found that is not put aside yet."""
         return bool(self._damaged)
 
-    def put_aside(self, now_s: float) -> None:
-        """Move the damaged jobs that were found to a table of their own, as they are."""
+    def put_aside(self, now_s: float, spared: Container[str] = ()) -> None:
+        """Move the damaged jobs that were found to a table of their own, as they are.
+
+        Args:
+            spared: jobs that are whole in memory: their ends will be written over their rows.
+        """
+        found = {one: reason for one, reason in [*self._damaged.items()] if one not in spared}
         with self._transaction(writes=True) as connection:
-            for job_id, reason in list(self._damaged.items()):
+            for job_id, reason in found.items():
                 is_it = _JOBS.c.job_id == job_id
                 row = connection.execute(sa.select(_JOBS).where(is_it)).first()
                 if row is not None:
@@ -239,80 +241,10 @@ class SqlJobStore:
                     connection.execute(sa.delete(_DAMAGED).where(_DAMAGED.c.job_id == job_id))
                     connection.execute(sa.insert(_DAMAGED).values(values))
                     connection.execute(sa.delete(_JOBS).where(is_it))
-            number = sa.select(sa.func.count()).select_from(_DAMAGED)
-            self.num_damaged = connection.execute(number).scalar_one()
-        self._damaged.clear()
-
-    def save_worker(self, registration: Registration, registered_s: float) -> None:
-        """Write how a pool's workers registered last, in place of what there was."""
-        # who it was and where it listened is of no use later
-        saved = replace(registration, replica_id="", endpoint=None)
-        values = {"registered_s": registered_s, "registration": _REGISTRATION.encode(saved)}
-        changes = sa.update(_WORKERS).where(_WORKERS.c.pool == registration.pool).values(values)
-        with self._transaction(writes=True) as connection:
-            if not connection.execute(changes).rowcount:
-                row = {"pool": registration.pool, **values}
-                connection.execute(sa.insert(_WORKERS).values(row))
-
-    def workers(self) -> list[Registration]:
-        """Return how each pool's workers registered last, as far as it can be read."""
-        found = []
-        with self._transaction() as connection:
-            for row in connection.execute(sa.select(_WORKERS).order_by(_WORKERS.c.pool)):
-                # one of another version is as good as none: its pool registers again
-                with suppress(CodecError):
-                    found.append(_REGISTRATION.decode(row.registration))
-        return found
-
-    def save_control(self, name: str, document: str) -> None:
-        """Write what is saved under a name, in place of what there was."""
-        changes = sa.update(_CONTROL).where(_CONTROL.c.name == name).values(document=document)
-        with self._transaction(writes=True) as connection:
-            if not connection.execute(changes).rowcount:
-                row = {"name": name, "document": document}
-                connection.execute(sa.insert(_CONTROL).values(row))
-
-    def control(self) -> dict[str, str]:
-        """Return what the controller and :class:`KnownKeys` have saved, by name."""
-        with self._transaction() as connection:
-            rows = connection.execute(sa.select(_CONTROL))
-            return {row.name: row.document for row in rows}
-
-    def add_lora(self, lora: Lora) -> None:
-        """Write a new LoRA."""
-        row = {"lora_id": lora.lora_id, "is_removed": False, "lora": _LORA.encode(lora)}
-        with self._transaction(writes=True) as connection:
-            connection.execute(sa.insert(_LORAS).values(row))
-
-    def note_facts(self, lora_id: str, facts: LoraFacts) -> None:
-        """Write what was found out of a LoRA."""
-        self._change_lora(lora_id, facts=_FACTS.encode(facts))
-
-    def remove_lora(self, lora_id: str) -> None:
-        """Write that a LoRA is to be forgotten once no open request uses it."""
-        self._change_lora(lora_id, is_removed=True)
-
-    def _change_lora(self, lora_id: str, **values: Any) -> None:
-        changes = sa.update(_LORAS).where(_LORAS.c.lora_id == lora_id).values(values)
-        with self._transaction(writes=True) as connection:
-            connection.execute(changes)
-
-    def forget_lora(self, lora_id: str) -> None:
-        """Delete a LoRA's row."""
-        with self._transaction(writes=True) as connection:
-            connection.execute(sa.delete(_LORAS).where(_LORAS.c.lora_id == lora_id))
-
-    def loras(self) -> list[tuple[Lora, LoraFacts | None, bool]]:
-        """Return every LoRA that can be read, what is known of it, and whether it is removed."""
-        found = []
-        with self._transaction() as connection:
-            for row in connection.execute(sa.select(_LORAS).order_by(_LORAS.c.lora_id)):
-                try:
-                    facts = None if row.facts is None else _FACTS.decode(row.facts)
-                    found.append((_LORA.decode(row.lora), facts, bool(row.is_removed)))
-                except CodecError as error:
-                    logger.error("the LoRA %s is left alone: %s", row.lora_id, error)
-        return found
+            num_damaged = _num_of(connection, _DAMAGED)
+        self.num_damaged = num_damaged
+        for job_id in found:
+            self._damaged.pop(job_id, None)
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -369,8 +301,9 @@ class SqlJobStore:
         """Return a row's job; None, and a note, if it cannot be read."""
         try:
             return job_of(row)
-        except CodecError as error:
-            job_id, reason = row["job_id"], str(error)
+        except UNREADABLE as error:
+            # whatever the text is made of, it is one row's
+            job_id, reason = row["job_id"], ascii(str(error))
         if job_id not in self.newer and job_id not in self._damaged:
             is_newer = may_be_newer(row)
             what = (
@@ -382,3 +315,7 @@ class SqlJobStore:
             else:
                 self._damaged[job_id] = reason
         return None
+
+
+def _num_of(connection: sa.Connection, table: sa.TableClause) -> int:
+    return connection.scalars(sa.select(sa.func.count()).select_from(table)).one()

@@ -22,9 +22,9 @@ from typing import Any, Literal, ParamSpec, TypeVar, cast
 
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.imaging.fair_queue import Entry, FairQueue
-from ray_cluster.jobs.sql_engine import JobStoreError
+from ray_cluster.jobs.sql_engine import JobStoreError, JobUnreadable, NothingWritten
 from ray_cluster.jobs.sql_owner import JobStoreTaken
-from ray_cluster.jobs.sql_store import JobUnreadable, NothingWritten, SqlJobStore
+from ray_cluster.jobs.sql_store import SqlJobStore
 
 logger = logging.getLogger(__name__)
 
@@ -152,12 +152,32 @@ class StoreVisit:
         """Return what a method of the store returns; when it raises, nothing is written."""
         return await self._call("write", partial(function, *args, **kwargs), _OWN)
 
+    async def insert(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method that writes something new, and nothing if that is there.
+
+        It is called again if nobody knows whether the first call has: only its answer may be lost.
+        """
+        try:
+            return await self.write(function, *args, **kwargs)
+        except JobStoreUnavailable as error:
+            if is_refusal(error):
+                raise
+            try:
+                return await self.write(function, *args, **kwargs)
+            except JobStoreUnavailable:
+                raise error from error.__cause__
+
     async def _call(self, kind: Kind, work: Callable[[], T], client: str) -> T:
         try:
             return await self._threads.call(kind, work, self._end_s, client)
         except JobStoreError as error:
             # clients are not to know where the store is
             raise JobStoreUnavailable("the job store cannot be read or written") from error
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Whether a write that failed has certainly written nothing."""
+    return isinstance(error.__cause__, NothingWritten | JobStoreTaken)
 
 
 class _Lane:
@@ -267,6 +287,9 @@ def _do_each(batch: Sequence[_Call]) -> list[Any]:
             results.append(call.run())
         except JobStoreError as error:
             results.append(error)
+        except Exception as error:
+            logger.exception("a call of the job store has failed unexpectedly")
+            results.append(error)
     return results
 
 
@@ -281,6 +304,9 @@ def _do_together(store: SqlJobStore, batch: Sequence[_Call]) -> list[Any]:
             results = [call.run() for call in batch]
     except JobStoreError as error:
         return _do_each(batch) if has_begun else [error] * len(batch)
+    except Exception:
+        logger.exception("a call of the job store has failed unexpectedly")
+        return _do_each(batch)
     return results
 
 

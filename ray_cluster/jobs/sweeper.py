@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
 
 from ray_cluster.config.sections import StorageSettings
@@ -55,6 +55,9 @@ class Sweeper(ABC):
             except (JobStoreError, BlobStoreError) as error:
                 self.is_failing = isinstance(error, BlobStoreError)
                 logger.error("%s are not deleted: %s", self._what, error)
+            except Exception:
+                # a mistake of ours, or a row that nobody has thought of: the next sweep comes
+                logger.exception("%s are not deleted", self._what)
             await asyncio.sleep(max(_SWEEP_EVERY_S, _SWEEP_REST * (clock() - started_s)))
 
 
@@ -62,6 +65,7 @@ class JobSweeper(Sweeper):
     """Bounds the age and the size of the stores of jobs and results, as configured.
 
     Args:
+        spared: jobs that are whole in memory, however their rows are.
         wall_clock: Unix time in seconds; ages are measured by it.
     """
 
@@ -71,6 +75,7 @@ class JobSweeper(Sweeper):
         store: SqlJobStore,
         results: BlobStore,
         config: StorageSettings,
+        spared: Container[str],
         wall_clock: Callable[[], float],
     ) -> None:
         super().__init__("old jobs and results")
@@ -78,13 +83,14 @@ class JobSweeper(Sweeper):
         self._store = store
         self._results = results
         self._wall_clock = wall_clock
+        self._spared = spared
         self.config = config
 
     async def sweep(self) -> None:
         """Delete jobs and images that are older than the configuration says, or too many."""
         before_s = self._wall_clock() - self.config.retention_s
         # which says, too, whether the store is still this dispatcher's: what is not is not swept
-        put_aside = partial(self._store.put_aside, self._wall_clock())
+        put_aside = partial(self._store.put_aside, self._wall_clock(), self._spared)
         await self._threads.call("write", put_aside)
         purge = partial(self._store.purge, before_s, limit=_PURGE_AT_ONCE)
         while purged := await self._threads.call("write", purge):
@@ -127,6 +133,7 @@ class InputSweeper(Sweeper):
         open_requests: returns every request of the cell that has not ended; called on the event
             loop. Not to be used before the jobs of an earlier dispatcher are among them.
         check_owner: raises JobStoreError if they may be another dispatcher's.
+        knows_too_little: whether there are others, which only a later release can read.
         wall_clock: Unix time in seconds.
     """
 
@@ -135,12 +142,14 @@ class InputSweeper(Sweeper):
         inputs: InputStore,
         open_requests: Callable[[], Iterable[ImageRequest]],
         check_owner: Callable[[], Awaitable[None]],
+        knows_too_little: Callable[[], bool],
         wall_clock: Callable[[], float],
     ) -> None:
         super().__init__("images that clients have sent")
         self._inputs = inputs
         self._open_requests = open_requests
         self._check_owner = check_owner
+        self._knows_too_little = knows_too_little
         self._wall_clock = wall_clock
 
     async def sweep(self) -> None:
@@ -148,6 +157,8 @@ class InputSweeper(Sweeper):
         await self._check_owner()
         # read before the requests are: what is accepted after it names younger inputs
         sent_before_s = self._wall_clock() - self._inputs.grace_s
+        if self._knows_too_little():
+            return
         keep: set[str] = set()
         async for one in in_parts(list(self._open_requests()), _NAMED_AT_ONCE):
             keep |= input_names([one])

@@ -35,7 +35,7 @@ class OpenJobs:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def __contains__(self, job_id: str) -> bool:
+    def __contains__(self, job_id: object) -> bool:
         return job_id in self._by_id
 
     def __iter__(self) -> Iterator[OpenJob]:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from ray_cluster.jobs.open_job import OpenJob
 from ray_cluster.protocol.jobs import JobView
-from ray_cluster.protocol.turns import in_parts
 
 # how soon a watcher sees progress that replicas have reported
 _CHECK_EVERY_S = 0.1
@@ -57,6 +56,9 @@ class JobWatchers:
         if self._version_of(job) != seen:
             return None
         watched = self._watched.setdefault(job.job.job_id, _Watched(job, seen))
+        if watched.version != seen:
+            # it has changed since the last check, and this one has seen how
+            self._check(watched)
         watched.num_watchers += 1
         if self._task is None:
             self._task = asyncio.create_task(self._check_forever(), name="job watchers")
@@ -90,13 +92,18 @@ class JobWatchers:
     async def _check_forever(self) -> None:
         while self._watched:
             await asyncio.sleep(_CHECK_EVERY_S)
-            async for watched in in_parts(list(self._watched.values()), _AT_ONCE):
-                self._check(watched)
+            for number, watched in enumerate(list(self._watched.values()), start=1):
+                # who is woken looks at the job, which may be a forecast
+                if self._check(watched) or not number % _AT_ONCE:
+                    await asyncio.sleep(0)
         self._task = None
 
-    def _check(self, watched: _Watched) -> None:
+    def _check(self, watched: _Watched) -> bool:
+        """Wake who watches a job if it has changed; return whether it has."""
         version = self._version_of(watched.job)
-        if version != watched.version:
-            watched.version, watched.view = version, None
-            watched.changed.set()
-            watched.changed = asyncio.Event()
+        if version == watched.version:
+            return False
+        watched.version, watched.view = version, None
+        watched.changed.set()
+        watched.changed = asyncio.Event()
+        return True

@@ -97,6 +97,7 @@ class SimulatedDispatcher:
         """Offer requests, as for a job without an attached client."""
         offer = self.core.offer(requests, self._events.now_s, client=None)
         if offer.accepted:
+            self._settle(self.core.take_outcomes())
             self._wake()
         return offer
 

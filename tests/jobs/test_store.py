@@ -10,8 +10,8 @@ import pytest
 import sqlalchemy as sa
 
 from ray_cluster.jobs.job_rows import row_of
-from ray_cluster.jobs.sql_engine import JobStoreError
-from ray_cluster.jobs.sql_store import JobUnreadable, SqlJobStore
+from ray_cluster.jobs.sql_engine import JobStoreError, JobUnreadable
+from ray_cluster.jobs.sql_store import SqlJobStore
 from ray_cluster.protocol.jobs import Job, JobQuery, StoredImage
 from ray_cluster.protocol.leases import Endpoint
 from ray_cluster.requests import Failure, OutputSpec, Timing
