@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -11,7 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -86,12 +87,25 @@ class Served:
                 process.kill()
 
 
+def _call(url: str, *, num_steps: int) -> int:
+    """Ask for an image; returns the status of the answer."""
+    body = {"prompt": "x", "num_inference_steps": num_steps}
+    return httpx.post(f"{url}/v1/images/generations", json=body, timeout=30).status_code
+
+
+def _wait_until_leased(url: str, call: Future[int]) -> None:
+    """Wait until a replica has the image of a call, or has made it already."""
+    leased = re.compile(r"^ray_cluster_leased_images\{.*\} [1-9]", re.MULTILINE)
+    while not (call.done() or leased.search(httpx.get(f"{url}/metrics", timeout=30).text)):
+        time.sleep(0.05)
+
+
 class CallsMeanwhile:
     """Asks for images again and again while the service stops, and notes the answers."""
 
     def __init__(self, url: str) -> None:
         self.statuses: set[int] = set()
-        self.url = f"{url}/v1/images/generations"
+        self._url = url
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._call)
 
@@ -104,10 +118,9 @@ class CallsMeanwhile:
         self._thread.join()
 
     def _call(self) -> None:
-        body = {"prompt": "x", "num_inference_steps": 1}
         while not self._ends.is_set():
             with suppress(httpx.HTTPError):
-                self.statuses.add(httpx.post(self.url, json=body, timeout=30).status_code)
+                self.statuses.add(_call(self._url, num_steps=1))
             time.sleep(0.05)
 
 
@@ -158,12 +171,12 @@ def test_serve_makes_images_and_stops_cleanly(
         assert f"{weights} is a Git LFS pointer" in warning
         assert served.err.count("Git LFS pointer") == 1
         _check_absent(url, "broken")
-        with CallsMeanwhile(url) as calls, ThreadPoolExecutor() as threads:
-            body = {"prompt": "x", "num_inference_steps": 100}
-            begun = threads.submit(httpx.post, calls.url, json=body, timeout=60)
-            time.sleep(0.5)
-            assert served.stop(kind) == 0
-            assert begun.result().status_code == 200
+        with ThreadPoolExecutor() as threads:
+            begun = threads.submit(_call, url, num_steps=40)
+            _wait_until_leased(url, begun)
+            with CallsMeanwhile(url) as calls:
+                assert served.stop(kind) == 0
+            assert begun.result() == 200
         # images until admission is closed, then the reason; never a proxy without an application
         assert calls.statuses <= {200, 503}
         assert 503 in calls.statuses
