@@ -190,7 +190,7 @@ class DispatchCore:
         """
         self._unserved.note_lost(now_s)
         offer = self._admission.offer(requests, now_s, client)
-        if offer.accepted:
+        if offer.accepted and any(one.add_ons.loras for one in requests):
             # one that was removed meanwhile ends what needs it
             self._advance([], now_s, [one.request_id for one in requests])
         return offer
@@ -358,11 +358,9 @@ class DispatchCore:
         return None if (due_s := min([*silences, *own_s])) == math.inf else due_s
 
     def take_outcomes(self) -> tuple[Outcome, ...]:
-        """Return the outcomes since the last call."""
         return self._ledger.take_outcomes()
 
     def take_deferred(self) -> list[Deferred]:
-        """Return the deferrals since the last call."""
         return self._cascades.take_deferred()
 
     def knows(self, request_id: str) -> bool:

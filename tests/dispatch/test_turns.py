@@ -12,6 +12,7 @@ import pytest
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.protocol.leases import Returned
 from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import Failure
 from tests.dispatch.lora_store import FakeStore, failed, lora, ready, with_loras
@@ -149,3 +150,55 @@ def test_a_service_does_all_of_it() -> None:
         await service.close()
 
     run_virtually(main())
+
+
+def test_an_offer_ends_nobody_elses_requests_unnoticed() -> None:
+    async def main() -> None:
+        core = core_of("m")
+        for name in ("pastel", "outline"):
+            core.loras.add(lora(name))
+        service = DispatchService(core, config=DispatchConfig(), clock=now)
+        store = FakeStore(core, "s", "n")
+        calls = [
+            asyncio.create_task(service.submit([with_loras(f"a{one}", "pastel")], "c", 50.0))
+            for one in range(120)
+        ]
+        await asyncio.sleep(0.1)
+        store.poll()
+        store.say(failed("pastel", "invalid"))
+        await service.poll(store.make_poll(), 0.0)
+        await service.offer([with_loras("other", "outline")], "d")
+        for number, call in enumerate(calls):
+            (end,) = (await call).outcomes.values()
+            assert isinstance(end, Failure)
+            assert end.kind == "invalid", number
+        await service.close()
+
+    run_virtually(main())
+
+
+def test_what_is_held_back_again_after_its_lora_has_failed_ends() -> None:
+    core = core_of("m")
+    core.loras.add(lora("pastel"))
+    store = FakeStore(core, "s", "n")
+    one = with_loras("late", "pastel")
+    one = replace(one, add_ons=replace(one.add_ons, lora_start_step=5))
+    assert core.offer([one], 0.0, client=None).accepted
+    (lease,) = core.poll(poll_of("m", 1), 0.0).leases
+    store.poll()
+    store.tell(failed("pastel", "invalid"))
+    core.report("m", [Returned("late", lease.fence, 5)], 1.0)
+    ended = failures(core.take_outcomes())
+    while core.is_behind:
+        ended += failures(core.catch_up(1.0))
+    assert ended == 1
+
+
+def test_an_id_that_was_used_again_ends_once() -> None:
+    core = core_of("m")
+    for now_s in (0.0, 1.0):
+        assert core.offer([image_request("a")], now_s, client="c").accepted
+        if not now_s:
+            core.abort(["a"])
+    core.touch(["a"], 2.0)
+    assert failures(core.expire(1000.0)) == 1

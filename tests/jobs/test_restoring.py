@@ -208,3 +208,90 @@ async def test_a_job_whose_written_row_was_not_answered_is_accepted_or_certainly
         assert cell.core.num_waiting == 20
     async with JobsCell(tmp_path, epoch=2) as later_one:
         assert later_one.core.num_waiting == 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff\xfe",
+        b'{"version": 1, "value": []}',
+        b"[" * 100_000,
+        b'{"version": 1, "value": [{"request_id": "a", "later": 36893488147419103232}]}',
+    ],
+    ids=["no UTF-8", "no images", "deep", "a large number"],
+)
+async def test_no_text_of_a_row_stops_a_start_a_page_or_a_sweep(
+    tmp_path: Path, text: bytes
+) -> None:
+    await with_jobs(tmp_path, "bad", "good")
+    db = sqlite3.connect(tmp_path / "jobs.db")
+    with db:
+        db.execute("update jobs set requests = cast(? as text) where job_id = 'bad'", (text,))
+        db.execute("insert into workers values ('p', 1.0, cast(? as text))", (text,))
+    db.close()
+    async with JobsCell(tmp_path, epoch=2) as cell:
+        assert [one.job.job_id for one in (await cell.jobs(JobQuery("alice"))).views] == ["good"]
+        await cell.jobs_service._sweeper.sweep()
+        assert (cell.core.num_waiting, cell.jobs_service.num_open) == (1, 1)
+
+
+async def test_a_state_of_a_later_release_is_not_made_anew(tmp_path: Path) -> None:
+    await with_jobs(tmp_path, "j")
+    db = sqlite3.connect(tmp_path / "jobs.db")
+    with db:
+        db.execute("update jobs set state = 'expired'")
+    db.close()
+    async with JobsCell(tmp_path, epoch=2) as cell:
+        assert cell.jobs_service.num_open == 0
+        assert cell.store.newer == {"j"}
+
+
+async def test_a_replica_keeps_what_it_makes_until_it_is_looked_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ray_cluster.jobs.restoring._RETRY_S", (0.02,))
+    async with JobsCell(tmp_path) as cell:
+        replica = await Replica(cell).register()
+        await cell.create_job(job("j"))
+        await replica.poll()
+    away, num_bytes = True, BlobStore.num_bytes
+
+    def unreliable(store: BlobStore, name: str) -> int | None:
+        if away:
+            raise BlobStoreError("the bucket is away")
+        return num_bytes(store, name)
+
+    monkeypatch.setattr(BlobStore, "num_bytes", unreliable)
+    later_one = JobsCell(tmp_path, epoch=2)
+    later_one.waits = False
+    async with later_one as cell:
+        replica.cell = cell
+        await replica.register()
+        # it names the image, and is not told to drop it
+        assert list(await replica.poll()) == ["j-0"]
+        away = False
+        await until(cell.restored.is_set)
+        (lease,) = (await replica.poll()).values()
+        await replica.finish(lease)
+        view = await cell.job("alice", "j", 5.0)
+        assert view is not None
+        assert (view.job.state, view.job.attempts) == ("completed", 1)
+
+
+async def test_a_job_that_is_cancelled_often_before_it_is_looked_up_ends_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    await with_jobs(tmp_path, "j")
+
+    def fail(_store: BlobStore, _name: str) -> int | None:
+        raise BlobStoreError("the bucket is away")
+
+    monkeypatch.setattr(BlobStore, "num_bytes", fail)
+    later_one = JobsCell(tmp_path, epoch=2)
+    later_one.waits = False
+    async with later_one as cell:
+        await asyncio.gather(*(cell.cancel_job("alice", "j") for _ in range(20)))
+        view = await cell.job("alice", "j", 5.0)
+        assert view is not None
+        assert view.job.state == "cancelled"
+    assert sum("job_ended" in one.message for one in caplog.records) <= 1

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import sqlalchemy as sa
 from alembic import command
 from alembic.config import Config
 from sqlalchemy.exc import OperationalError
 
+from ray_cluster.jobs.holder import Holder
 from ray_cluster.jobs.sql_engine import JobStoreError, connect
 from ray_cluster.jobs.sql_store import SqlJobStore
 from tests.jobs.conftest import PostgresServer
@@ -23,6 +26,29 @@ def test_a_statement_that_does_not_end_is_ended(postgres: PostgresServer) -> Non
     with pytest.raises(OperationalError, match="statement timeout"), engine.begin() as connection:
         connection.execute(sa.text("SELECT pg_sleep(30)"))
     engine.dispose()
+
+
+def test_who_is_cut_off_in_a_transaction_keeps_nothing_locked(
+    postgres: PostgresServer,
+) -> None:
+    url = postgres.create("idle")
+    assert shown(url, "idle_in_transaction_session_timeout") == "3s"
+    url += "?options=-c%20idle_in_transaction_session_timeout%3D300"
+    cut_off, other = SqlJobStore.open(url), SqlJobStore.open(url)
+    cut_off.take(Holder.here("c"), None)
+
+    def hang() -> None:
+        with cut_off._transaction(writes=True):
+            # the owner's row is locked: nobody can take over
+            with pytest.raises(JobStoreError, match="lock timeout"):
+                other.take(Holder.here("c"), cut_off.owner())
+            time.sleep(0.3)
+            other.take(Holder.here("c"), other.owner())
+
+    with pytest.raises(JobStoreError):
+        hang()
+    for store in (cut_off, other):
+        store.close()
 
 
 def test_a_migration_takes_as_long_as_it_takes(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
+from ray_cluster.jobs.holder import Holder
 from ray_cluster.jobs.job_rows import row_of
 from ray_cluster.jobs.sql_engine import JobStoreError, JobUnreadable
 from ray_cluster.jobs.sql_store import SqlJobStore
@@ -168,6 +169,25 @@ def alter(store_url: str, job_id: str, **columns: str) -> None:
         for name, text in columns.items():
             change = sa.text(f"UPDATE jobs SET {name} = :text WHERE job_id = :job_id")
             connection.execute(change, {"text": text, "job_id": job_id})
+    engine.dispose()
+
+
+def test_only_an_owner_changes_the_schema_of_a_store_that_had_one(
+    store_url: str, store: SqlJobStore
+) -> None:
+    engine = sa.create_engine(store_url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.begin() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = '005'"))
+    SqlJobStore.open(store_url).close()
+    with engine.begin() as connection:
+        assert connection.scalar(sa.text("SELECT version_num FROM alembic_version")) == "005"
+        for name in ("owner", "damaged_jobs"):
+            connection.execute(sa.text(f"DROP TABLE {name}"))
+    other = SqlJobStore.open(store_url)
+    other.take(Holder.here("c"), None)
+    other.close()
+    with engine.begin() as connection:
+        assert connection.scalar(sa.text("SELECT version_num FROM alembic_version")) == "006"
     engine.dispose()
 
 

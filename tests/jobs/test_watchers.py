@@ -96,3 +96,16 @@ async def test_who_leaves_or_waits_too_long_leaves_nothing() -> None:
     assert await watchers.wait(one, "1", 0.01) is None
     assert not watchers._watched
     watchers.close()
+
+
+async def test_who_has_seen_a_change_before_the_check_waits_for_the_next_one() -> None:
+    looks = Looks()
+    watchers, one = watchers_of(looks), OpenJob(job("j"))
+    first = asyncio.create_task(watchers.wait(one, "1", 5.0))
+    await asyncio.sleep(0)
+    looks.version = "2"
+    second = asyncio.create_task(watchers.wait(one, "2", 0.3))
+    # it is no news to the second, and the first hears of it at once
+    assert await first is not None
+    assert await second is None
+    watchers.close()
