@@ -104,6 +104,8 @@ def test_it_ends_when_nobody_has_come_until_its_deadline(core: DispatchCore) -> 
     core.offer([following("a", "edges", slo_s=20.0)], 0.0, client=None)
     for now_s in (5.0, 10.0, 15.0):
         core.poll(poll_of(num_free=0), now_s)
+    # it is looked at once before
+    assert core.catch_up(0.0) == ()
     assert core.next_event_s() == 20.0
     assert core.expire(19.9) == ()
     [outcome] = core.expire(20.0)
