@@ -9,7 +9,7 @@ from ray_cluster.cli.output import warn
 
 # the first line of a message: its origin, perhaps coloured, and text
 _FIRST_LINE = re.compile(r"^(?:\x1b\[\d+m)?\((?:raylet|autoscaler)[^)]*\)(?:\x1b\[0m)? (.+)$")
-_OURS = re.compile(r"ray_cluster\.errors\.\w+: (.+)")
+_OURS = re.compile(r"ray_cluster(?:\.\w+)*\.[A-Z]\w+: (.+)")
 _ANY_ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*$", re.MULTILINE)
 
 

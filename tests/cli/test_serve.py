@@ -318,8 +318,9 @@ TRACEBACK = """The deployment failed to start 3 times in a row. Error:
 """
 
 
-def test_the_models_own_reason_is_found_in_a_traceback() -> None:
-    message = TRACEBACK.format(last="ray_cluster.errors.ModelUnsupported: x is a FluxPipeline")
+@pytest.mark.parametrize("kind", ["errors.ModelUnsupported", "jobs.ownership.JobStoreInUse"])
+def test_our_own_reason_is_found_in_a_traceback(kind: str) -> None:
+    message = TRACEBACK.format(last=f"ray_cluster.{kind}: x is a FluxPipeline")
     assert own_error(message) == "x is a FluxPipeline"
     assert short_reason(message) == "x is a FluxPipeline"
 
