@@ -84,9 +84,11 @@ class WaitingRoom:
             if not self._held_by_lora[use.lora_id]:
                 del self._held_by_lora[use.lora_id]
 
-    def held_for(self, lora_ids: Iterable[str]) -> set[str]:
-        """Return the ids of requests that wait, and have one of these LoRAs."""
-        return set().union(*(self._held_by_lora.get(one, ()) for one in lora_ids))
+    def held_for(self, lora_ids: Iterable[str]) -> list[str]:
+        """Return the ids of requests that wait, and have one of these LoRAs, as they came."""
+        found = set().union(*(self._held_by_lora.get(one, ()) for one in lora_ids))
+        # those of a job stay together: one that fails ends the others
+        return [one for one in self._held_back if one in found] if found else []
 
     def _enqueue(self, record: RequestRecord) -> None:
         self.queue.add(record.view)
