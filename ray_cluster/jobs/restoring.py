@@ -34,7 +34,6 @@ class JobRestorer:
         wall_clock: Unix time in seconds.
 
     Attributes:
-        num_left: jobs that are not looked up yet.
         is_failing: whether the result store cannot be read just now.
     """
 
@@ -51,13 +50,11 @@ class JobRestorer:
         self._keeper_of = keeper_of
         self._on_restored = on_restored
         self._wall_clock = wall_clock
-        self.num_left = 0
         self.is_failing = False
 
     async def restore(self, open_jobs: Iterable[OpenJob]) -> None:
         """Look up jobs, the first ones first and some at once, and have made what they lack."""
         left = deque(open_jobs)
-        self.num_left += len(left)
         await asyncio.gather(*(self._restore_next(left) for _ in range(_AT_ONCE)))
 
     async def _restore_next(self, left: deque[OpenJob]) -> None:
@@ -66,7 +63,6 @@ class JobRestorer:
             open_job = left.popleft()
             try:
                 await self._restore(open_job)
-                self.num_left -= 1
                 failures, self.is_failing = 0, False
             except BlobStoreError as error:
                 # others may be found meanwhile
@@ -79,7 +75,6 @@ class JobRestorer:
             except Exception:
                 # a mistake of ours: it concerns this job, and no other
                 logger.exception("job %s is not restored", open_job.job.job_id)
-                self.num_left -= 1
 
     async def _restore(self, open_job: OpenJob) -> None:
         job = open_job.job

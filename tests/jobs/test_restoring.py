@@ -29,6 +29,21 @@ def change(folder: Path, job_id: str, how: Change) -> None:
     db.close()
 
 
+class Bucket:
+    """The result store, of which nobody can tell what is there while it is away."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.is_away = True
+        num_bytes = BlobStore.num_bytes
+
+        def look(store: BlobStore, name: str) -> int | None:
+            if self.is_away:
+                raise BlobStoreError("the bucket is away")
+            return num_bytes(store, name)
+
+        monkeypatch.setattr(BlobStore, "num_bytes", look)
+
+
 async def with_jobs(folder: Path, *names: str) -> None:
     async with JobsCell(folder) as cell:
         await Replica(cell).register()
@@ -100,15 +115,7 @@ async def test_a_result_store_that_is_away_delays_no_start(
         leases = await replica.poll()
         # an image that is there, and nobody knows
         cell.results.put(leases["a-0"].request.file_id, b"image")
-    away = True
-    num_bytes = BlobStore.num_bytes
-
-    def unreliable(store: BlobStore, name: str) -> int | None:
-        if away:
-            raise BlobStoreError("the bucket is away")
-        return num_bytes(store, name)
-
-    monkeypatch.setattr(BlobStore, "num_bytes", unreliable)
+    bucket = Bucket(monkeypatch)
     later_one = JobsCell(tmp_path, epoch=2)
     later_one.waits = False
     async with later_one as cell:
@@ -124,7 +131,7 @@ async def test_a_result_store_that_is_away_delays_no_start(
         view = await cell.cancel_job("alice", "b")
         assert view is not None
         assert view.job.state == "cancelled"
-        away = False
+        bucket.is_away = False
         await until(cell.restored.is_set)
         await asyncio.sleep(0.1)
         assert sorted(await replica.poll()) == ["a-1", "c-0", "c-1", "new-0"]
@@ -254,14 +261,7 @@ async def test_a_replica_keeps_what_it_makes_until_it_is_looked_up(
         replica = await Replica(cell).register()
         await cell.create_job(job("j"))
         await replica.poll()
-    away, num_bytes = True, BlobStore.num_bytes
-
-    def unreliable(store: BlobStore, name: str) -> int | None:
-        if away:
-            raise BlobStoreError("the bucket is away")
-        return num_bytes(store, name)
-
-    monkeypatch.setattr(BlobStore, "num_bytes", unreliable)
+    bucket = Bucket(monkeypatch)
     later_one = JobsCell(tmp_path, epoch=2)
     later_one.waits = False
     async with later_one as cell:
@@ -269,7 +269,7 @@ async def test_a_replica_keeps_what_it_makes_until_it_is_looked_up(
         await replica.register()
         # it names the image, and is not told to drop it
         assert list(await replica.poll()) == ["j-0"]
-        away = False
+        bucket.is_away = False
         await until(cell.restored.is_set)
         (lease,) = (await replica.poll()).values()
         await replica.finish(lease)
@@ -282,11 +282,7 @@ async def test_a_job_that_is_cancelled_often_before_it_is_looked_up_ends_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     await with_jobs(tmp_path, "j")
-
-    def fail(_store: BlobStore, _name: str) -> int | None:
-        raise BlobStoreError("the bucket is away")
-
-    monkeypatch.setattr(BlobStore, "num_bytes", fail)
+    Bucket(monkeypatch)
     later_one = JobsCell(tmp_path, epoch=2)
     later_one.waits = False
     async with later_one as cell:
