@@ -32,7 +32,7 @@ _MOST_FINE, _FEWEST_FINE = 32, 3
 FEWEST_FORECASTS = 2
 # what the forecasts of one decision may cost, and one of them, a choice and each row that it is
 # among, a request and a replica do: in about microseconds of a usual core
-_BUDGET = 4200.0
+_BUDGET = 4000.0
 _FORECAST, _CHOICE, _ROW, _REQUEST, _REPLICA = 170.0, 4.0, 1.3, 14.0, 40.0
 # and the choice among waiting requests that need adapters
 _PLACED = 40.0

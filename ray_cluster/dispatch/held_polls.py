@@ -49,6 +49,7 @@ class HeldPolls:
         self._clock = clock
         self._by_id: dict[str, _HeldPoll] = {}
         self._num_offers = 0
+        self._waking: asyncio.Handle | None = None
 
     async def hold(self, replica_id: str, wait_s: float) -> PollReply:
         """Wait until there is something to say to the replica, or the poll's time is over."""
@@ -73,7 +74,13 @@ class HeldPolls:
         return reply
 
     def wake(self) -> None:
-        """Answer the polls that there may be something for now."""
+        """Answer the polls that there may be something for now: once for all that happens in one
+        turn of the event loop, as it looks at every model that waits."""
+        if self._waking is None:
+            self._waking = asyncio.get_running_loop().call_soon(self._wake)
+
+    def _wake(self) -> None:
+        self._waking = None
         self._num_offers += 1
         for model in self._core.queue.waiting_models:
             self._offer(model)
@@ -91,6 +98,10 @@ class HeldPolls:
         return list(self._by_id)
 
     def end_all(self) -> None:
+        """End all held polls, and wake none any more."""
+        if self._waking is not None:
+            self._waking.cancel()
+            self._waking = None
         for replica_id in self.held:
             self.end(replica_id)
 

@@ -48,7 +48,7 @@ class OpenJob:
             del self._pending[request_id]
 
     def cancel(self) -> list[str]:
-        """Cancel it; return the ids of the images that need not be made any more."""
+        """Cancel it; return the ids of those that need not be made any more, once."""
         self.is_cancelled = True
         ids = list(self._pending)
         if not self.is_looked_up:
@@ -67,7 +67,7 @@ class OpenJob:
         return len(self._images)
 
     def take(self, outcome: Outcome) -> list[str]:
-        """Add an image's outcome; return the ids of the images that need not be made any more."""
+        """Add an image's outcome; return the ids of those that need not be made any more, once."""
         request = self._pending.pop(outcome.request_id)
         # the attempts that clients see must not fall when an image is no longer in progress
         self.job = replace(self.job, attempts=self.job.attempts + outcome.attempts)
@@ -82,7 +82,9 @@ class OpenJob:
                 cascade=outcome.cascade,
             )
             return []
-        self._error = self._error or outcome
+        if self._error is not None:
+            return []
+        self._error = outcome
         return list(self._pending)
 
     def note(self, deferred: Deferred) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from ray_cluster.config.loras import LoraArguments
 from ray_cluster.config.sections import StorageSettings
 from ray_cluster.config.settings import Settings
+from ray_cluster.dispatch.due import AT_ONCE
 from ray_cluster.dispatch.metrics import JobCounts
 from ray_cluster.dispatch.service import DispatchService, Keeper
 from ray_cluster.errors import JobStoreUnavailable
@@ -111,6 +112,9 @@ class JobService:
         )
         self._watchers = JobWatchers(self._views.version, lambda one: self._views.view(one.job))
         self._tasks = Tasks()
+        # images of jobs that have failed, still to be aborted
+        self._useless: list[str] = []
+        self._aborting: asyncio.Task[None] | None = None
 
         self.loras = LoraService(
             dispatch.loras,
@@ -321,8 +325,17 @@ class JobService:
             return
         rest = open_job.take(outcome)
         if rest:
-            self._tasks.spawn(self._dispatch.abort(rest))
+            self._useless.extend(rest)
+            if self._aborting is None or self._aborting.done():
+                self._aborting = self._tasks.spawn(self._abort_useless())
         self._end_if_done(open_job)
+
+    async def _abort_useless(self) -> None:
+        """Abort images of jobs that failed, many of which may have in one turn, in parts."""
+        while self._useless:
+            ids, self._useless = self._useless[:AT_ONCE], self._useless[AT_ONCE:]
+            await self._dispatch.abort(ids)
+            await asyncio.sleep(0)
 
     def _end_if_done(self, open_job: OpenJob) -> None:
         if not open_job.pending and not open_job.is_void:

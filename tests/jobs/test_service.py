@@ -136,7 +136,7 @@ async def test_cancelling_frees_the_row_and_what_was_made(tmp_path: Path) -> Non
         assert view is not None
         assert (view.job.state, view.job.error) == ("cancelled", None)
         assert await replica.poll() == {}
-        assert list(cell.results.entries()) == []
+        await until(lambda: list(cell.results.entries()) == [])
         # again, and after the end, it stays what it is
         again = await cell.cancel_job("alice", "j")
         assert again == view

@@ -173,6 +173,27 @@ def test_a_page_of_jobs_of_several_models_is_as_many_turns(tmp_path: Path) -> No
     assert longest_stall(main())[1] < MOST_LINES / 2
 
 
+def test_ends_of_several_models_wake_replicas_once(tmp_path: Path) -> None:
+    names = [f"m{number}" for number in range(8)]
+
+    async def main() -> None:
+        cell = await JobsCell(tmp_path, limits=LIMITS).__aenter__()
+        cell.core.queue.configured = names
+        for model in names:
+            await fill(cell, (f"{model}a", f"{model}b"), 8, model)
+            requests = job(model, num_images=20).requests
+            requests = tuple(replace(one, model=model, num_steps=50) for one in requests)
+            assert (await cell.create_job(job(model, requests=requests))).is_new
+        await begin()
+        await asyncio.gather(*(cell.dispatch.abort((f"{model}-0",)) for model in names))
+        # by then the rest of these jobs is aborted, all in one turn
+        await asyncio.sleep(0.1)
+        assert cell.core.num_waiting == 0
+        await cell.__aexit__()
+
+    assert longest_stall(main())[1] < MOST_LINES / 2
+
+
 def test_settings_and_plans_wake_whom_they_concern_and_these_one_after_the_other(
     tmp_path: Path,
 ) -> None:
