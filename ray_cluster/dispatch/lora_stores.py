@@ -37,6 +37,7 @@ class _Store:
         told_s: instant of the first message that it may not have heard.
         urgent: number of the last change that it must hear of at once.
         begun: number of the last change before that list began, without what had ended by then.
+        removed: what it is to delete, and has not said that it has heard of, with its number.
     """
 
     node: str
@@ -48,6 +49,7 @@ class _Store:
     told: int | None = None
     told_s: float = 0.0
     begun: int = 0
+    removed: OrderedDict[str, int] = field(default_factory=OrderedDict)
 
     def after(self, now_s: float) -> int | None:
         """Return the number of the change that the next message follows; None for a new list."""
@@ -134,8 +136,22 @@ class LoraStores:
                     store.urgent = number
                     self._alerted.add(store_id)
 
+    def note_removed(self, known: KnownLora) -> None:
+        """Have stores delete a LoRA that nobody will use again, if they may have it."""
+        was_ordered = known.num_uses > 0 or known.lora.is_pinned
+        told = [store for name, store in self._by_id.items() if was_ordered or name in known.ready]
+        if told:
+            number = self._changes.note(known.lora.lora_id)
+            self._note_end(known, number)
+            for store in told:
+                # with the next poll is soon enough
+                store.urgent = store.removed[known.lora.lora_id] = number
+                if len(store.removed) > _MOST_ENDS:
+                    store.removed.popitem(last=False)
+
     def _note_end(self, known: KnownLora, number: int) -> None:
         self._ends[known.lora.lora_id] = None
+        self._ends.move_to_end(known.lora.lora_id)
         if len(self._ends) > _MOST_ENDS:
             oldest, _ = self._ends.popitem(last=False)
             self._oldest_end = self._changes.forget(oldest)
@@ -156,6 +172,8 @@ class LoraStores:
         is_of_this_list = mark.session == store.session > 0
         is_true = is_of_this_list and mark.number <= self._changes.number
         store.applied = mark.number if is_true else None
+        while store.removed and is_true and next(iter(store.removed.values())) <= mark.number:
+            store.removed.popitem(last=False)
 
     def orders(self, store_id: str, now_s: float) -> LoraOrders | None:
         """Return what has changed of a store's orders; None if there is nothing it must know."""
@@ -192,7 +210,8 @@ class LoraStores:
                 known.ordered_s = now_s
             orders.append(self._order_of(known))
         after = Mark(store.session, number)
-        return LoraOrders(after, piece.upto, tuple(orders), tuple(dropped))
+        removed = tuple(one for one, at in store.removed.items() if at <= piece.upto)
+        return LoraOrders(after, piece.upto, tuple(orders), tuple(dropped), removed)
 
     def _is_ordered(self, lora_id: str) -> bool:
         known = self._registry.get(lora_id)

@@ -110,8 +110,12 @@ class Loras:
         status = self._status(known)
         if known.lora.is_pinned:
             self._note_change(known)
-        self._registry.forget_unused(known)
+        self._forget_unused(known)
         return status
+
+    def _forget_unused(self, known: KnownLora) -> None:
+        if self._registry.forget_unused(known):
+            self._stores.note_removed(known)
 
     def keep_removed(self) -> None:
         """Forget no removed LoRA before :meth:`drop_removed`."""
@@ -121,7 +125,7 @@ class Loras:
         """Forget removed LoRAs that no open request uses, once the open ones are known."""
         self._registry.keeps_removed = False
         for known in list(self._registry):
-            self._registry.forget_unused(known)
+            self._forget_unused(known)
 
     def take_gone(self) -> list[str]:
         """Return the ids that were forgotten since the last call."""
@@ -187,7 +191,7 @@ class Loras:
             known.num_open -= 1
             if not known.num_open:
                 self._note_change(known)
-            self._registry.forget_unused(known)
+            self._forget_unused(known)
 
     def holds_back(self, request: ImageRequest, steps_done: int = 0) -> bool:
         """Whether a request has to wait until a store has what its next step needs."""

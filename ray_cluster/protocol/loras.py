@@ -178,12 +178,14 @@ class LoraOrders:
         upto: number of the last of these changes.
         orders: what is new, or different from before.
         dropped: ids of what it need not have any more.
+        removed: ids of what nobody will use again, so that it can delete it.
     """
 
     after: Mark
     upto: int
     orders: tuple[LoraOrder, ...] = ()
     dropped: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

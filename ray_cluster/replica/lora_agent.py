@@ -57,7 +57,7 @@ class Folder(Protocol):
 
     async def ensure(self, order: LoraOrder) -> LoraFacts: ...
 
-    def evict(self, keep: Collection[str]) -> list[str]: ...
+    def evict(self, keep: Collection[str], removed: Collection[str]) -> list[str]: ...
 
     def close(self) -> None: ...
 
@@ -187,6 +187,8 @@ class LoraStoreAgent:
             for lora_id in self._orders.apply(reply.loras):
                 self._compare(lora_id)
             self._start_fetches()
+            if self._orders.removed:
+                self._want_room()
         if reply.lora_mark is not None and self._reports.has_news:
             self._has_news.set()
 
@@ -274,6 +276,8 @@ class LoraStoreAgent:
         self._slots.release(lora_id)
         if done.cancelled():
             return
+        if lora_id in self._orders.removed:
+            self._want_room()
         # it may have been ordered again meanwhile, or not be needed any more
         self._compare(lora_id)
         self._start_fetches()
@@ -292,8 +296,7 @@ class LoraStoreAgent:
         report = LoraReport(lora_id, "ready", facts, attempt=order.attempt, took_s=took_s)
         self._reports.put(report)
         self._sizes[lora_id] = facts.num_bytes
-        self._must_make_room = True
-        self._has_news.set()
+        self._want_room()
 
     async def _ensured(self, order: LoraOrder) -> LoraFacts:
         try:
@@ -320,14 +323,22 @@ class LoraStoreAgent:
 
     # the folder
 
+    def _want_room(self) -> None:
+        """Have the folder tidied once the dispatcher has said all that is to be kept."""
+        self._must_make_room = True
+        self._has_news.set()
+
     async def _make_room(self) -> None:
         kept = self._kept()
+        # one that is fetched just now goes after that
+        removed = self._orders.removed - self._fetches.keys()
         try:
-            gone = await asyncio.to_thread(self._folder.evict, kept)
+            gone = await asyncio.to_thread(self._folder.evict, kept, removed)
             self._num_bytes = await asyncio.to_thread(lambda: self._folder.num_bytes)
         except OSError as error:
             logger.warning("the folder of LoRAs cannot be tidied: %s", error)
             return
+        self._orders.removed -= removed
         self._metrics.evicted(len(gone))
         self._note_gone(gone)
 
@@ -345,8 +356,7 @@ class LoraStoreAgent:
             await asyncio.sleep(_LOOK_S)
             if self._clock() - tidied_s >= _TIDY_S:
                 tidied_s = self._clock()
-                self._must_make_room = True
-                self._has_news.set()
+                self._want_room()
             known, kept = set(self._reports.ready), self._kept()
             try:
                 found = await asyncio.to_thread(self._look, known, kept)

@@ -1,8 +1,9 @@
 """The factors of LoRAs on the disk of a node: fetched, verified and converted once.
 
 Every process of the node may use the folder: what is done to a LoRA is done under a lock of its
-own, which a process that dies releases. What a LoRA leaves when it is removed from the service goes
-once nobody has used it for a month; files of locks, and what is half done, go at once.
+own, which a process that dies releases. What a LoRA leaves goes when a store hears that it was
+removed from the service, or once nobody has used it for a month; files of locks, and what is half
+done, go at once.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FACTS, _LOCK = ".json", ".lock"
 _FILE_BYTES = "file_bytes"
 _LOCK_WAIT_S = 0.1
-# a folder hears of no removal: it cannot tell a removed LoRA from one that no request needs now
+# of one whose removal no store has heard of
 _MOST_UNUSED_S = 30 * 86400.0
 # characters; names in a file can be of any length
 _MAX_REASON = 500
@@ -259,24 +260,26 @@ class LoraFolder:
         finally:
             os.close(number)
 
-    def evict(self, keep: Collection[str]) -> list[str]:
+    def evict(self, keep: Collection[str], removed: Collection[str] = ()) -> list[str]:
         """Delete what was not used for longest until the rest is within bounds; return the ids.
 
         Also what was not used for a month, and what dead processes have left.
 
         Args:
             keep: ids that stay.
+            removed: ids that go, whatever room there is.
         """
         self._remove_leftovers()
         files = []
         for path in self._files():
             with suppress(FileNotFoundError):
                 stat = path.stat()
-                files.append((stat.st_mtime, stat.st_size, path))
-        excess, gone = sum(size for _, size, _ in files) - self._arguments.max_disk_bytes, []
+                # those that were removed come first
+                files.append((path.stem not in removed, stat.st_mtime, stat.st_size, path))
+        excess, gone = sum(size for _, _, size, _ in files) - self._arguments.max_disk_bytes, []
         unused_since_s = self._wall_clock() - _MOST_UNUSED_S
-        for used_s, size, path in sorted(files):
-            if excess <= 0 and used_s >= unused_since_s:
+        for is_left, used_s, size, path in sorted(files):
+            if is_left and excess <= 0 and used_s >= unused_since_s:
                 break
             if path.stem in keep:
                 continue

@@ -18,10 +18,12 @@ class OrderList:
     Attributes:
         by_id: in the order in which they became what they are.
         mark: how far it is known.
+        removed: ids of what nobody will use again, until it is deleted.
     """
 
     def __init__(self) -> None:
         self.by_id: dict[str, LoraOrder] = {}
+        self.removed: set[str] = set()
         self.mark = Mark()
 
     def begin(self) -> None:
@@ -37,6 +39,7 @@ class OrderList:
             concerned |= self.by_id.keys()
             self.by_id = {}
         self.mark = Mark(said.after.session, said.upto)
+        self.removed.update(said.removed)
         for lora_id in said.dropped:
             self.by_id.pop(lora_id, None)
         for order in said.orders:

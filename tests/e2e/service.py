@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -280,9 +280,17 @@ def image_request(**fields: Any) -> dict[str, Any]:
 HEADERS = {"Authorization": f"Bearer {API_KEY}"}
 
 
+# holds the service of all tests that need none of their own, while it runs
+shared = ExitStack()
+
+
 @contextmanager
 def running(folder: Path, **overrides: Any) -> Iterator[Service]:
-    """A service that runs within the block, and of which nothing runs after it."""
+    """A service that runs within the block, and of which nothing runs after it.
+
+    The shared one is stopped: two would slow each other down.
+    """
+    shared.close()
     service = Service(folder, **overrides)
     try:
         service.start()

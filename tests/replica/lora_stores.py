@@ -87,9 +87,10 @@ class MemoryFolder:
             raise LoraUnavailable(failure, "no such file")
         return self.here.setdefault(lora_id, FACTS)
 
-    def evict(self, keep: Collection[str]) -> list[str]:
+    def evict(self, keep: Collection[str], removed: Collection[str]) -> list[str]:
         others = [one for one in self.here if one not in keep]
         gone = others[: max(0, self.num_bytes - self.max_bytes) // 1_000]
+        gone += [one for one in others if one in removed and one not in gone]
         for lora_id in gone:
             del self.here[lora_id]
         return gone

@@ -21,7 +21,7 @@ from tests.replica.lora_stores import (
     storing,
     use,
 )
-from tests.replica.setup import until
+from tests.replica.setup import Link, until
 
 
 @pytest.fixture(autouse=True)
@@ -222,12 +222,40 @@ async def test_a_store_that_leaves_gives_its_fetches_up() -> None:
     assert not link.service.loras.store_ids
 
 
+@pytest.mark.parametrize("seed", range(3))
+async def test_the_factors_of_a_removed_lora_go_at_once(seed: int) -> None:
+    link, folder = new_link("pastel", "outline", "ink"), MemoryFolder(["id-pastel"])
+    chance = random.Random(seed)
+    async with storing(folder, link):
+        await until(lambda: states(link, "pastel") == ["ready"])
+        folder.is_open = False
+        link.fails = lambda _name, _side: link.num_lost < 8 and chance.random() < 0.4
+        await use(link, "outline", "ink")
+        await until(lambda: {"id-outline", "id-ink"} <= set(folder.begun))
+        # one that nobody has used, one that is fetched just now, and one that is used still
+        for name in ("pastel", "outline", "ink"):
+            if name == "outline":
+                await link.service.abort([_request_of(link, name)])
+            assert link.service.loras.remove(f"id-{name}") is not None
+            link.service.note_loras()
+        await until(lambda: "id-pastel" not in folder.here)
+        folder.end("id-outline", "id-ink")
+        await until(lambda: "id-ink" in folder.here and "id-outline" not in folder.here)
+        await link.service.abort([_request_of(link, "ink")])
+        await until(lambda: not folder.here)
+
+
+def _request_of(link: Link, lora: str) -> str:
+    found = link.service.open_requests()
+    return next(one.request_id for one in found if one.add_ons.loras[0].name == lora)
+
+
 async def test_the_folder_is_tidied_though_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ray_cluster.replica.lora_agent._TIDY_S", 0.0)
     link, folder, evicted = new_link("pastel"), MemoryFolder(["id-removed", "id-pastel"]), []
     pin(link, "outline", "/outline")
 
-    def evict(keep: Collection[str]) -> list[str]:
+    def evict(keep: Collection[str], _removed: Collection[str]) -> list[str]:
         evicted.append(set(keep))
         return []
 

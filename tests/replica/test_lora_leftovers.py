@@ -116,3 +116,17 @@ async def test_what_nobody_has_used_for_a_month_goes_unless_it_is_ordered(tmp_pa
         f"{one}{end}" for one in folder.ids for end in (".safetensors", ".json")
     }
     folder.close()
+
+
+async def test_what_was_removed_goes_though_there_is_room_unless_it_is_ordered(
+    tmp_path: Path,
+) -> None:
+    given = arguments(tmp_path)
+    folder = LoraFolder(given)
+    folder.prepare()
+    for name in ("removed", "ordered", "unused"):
+        for suffix in (".safetensors", ".json"):
+            (Path(given.folder) / f"{name}{suffix}").write_text("{}")
+    assert folder.evict({"ordered"}, {"removed", "ordered", "elsewhere"}) == ["removed"]
+    assert folder.ids == {"ordered", "unused"}
+    folder.close()
