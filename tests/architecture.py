@@ -20,6 +20,7 @@ LONG_FILES: dict[str, str] = {}
 FLOORS = (
     {"cli"},
     {"deployments"},
+    {"cell"},
     {"api", "jobs", "simulator"},
     {"replica", "dispatch", "control"},
     {"engine", "training", "quality"},
@@ -48,7 +49,7 @@ SEALED_LAYERS = {
 # third parties that only some layers may see
 RESERVED = {
     "ray": {"deployments", "cli"},
-    "fastapi": {"api", "deployments", "cli"},
+    "fastapi": {"api", "cell", "deployments", "cli"},
     "starlette": {"api", "deployments", "cli"},
     "uvicorn": {"deployments", "cli"},
 }

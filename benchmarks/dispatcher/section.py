@@ -13,13 +13,14 @@ from typing import Any, Literal
 
 from benchmarks.dispatcher.fakes import Meter, call_attached, create_jobs, run_replica
 from benchmarks.settings import MODEL, Report, Settings
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.cell.front import Front, Identity, Stores
+from ray_cluster.config.arguments import front_arguments
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections import LimitsConfig, StorageConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.jobs.service import JobService
-from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.storage.blob_store import BlobStore
-from ray_cluster.storage.inputs import InputStore
 
 Kind = Literal["attached", "durable"]
 KINDS: tuple[Kind, ...] = ("attached", "durable")
@@ -176,7 +177,6 @@ async def services(
     folder: Path,
 ) -> AsyncIterator[tuple[DispatchCore, DispatchService, JobService]]:
     """Start a dispatcher's services over an empty job store."""
-    config, storage = DispatchConfig(), StorageConfig()
     # all fakes are one client, which no limit should stop here
     limits = LimitsConfig(
         max_queued_images=100_000,
@@ -184,27 +184,16 @@ async def services(
         max_open_jobs_per_client=100_000,
         max_attached_images_per_client=100_000,
     )
-    core = DispatchCore(config=config, limits=limits, epoch=1, configured=[MODEL])
-    dispatch = DispatchService(core, config=config, clock=time.monotonic)
-    jobs = JobService(
-        dispatch,
-        SqlJobStore.open(f"sqlite:///{folder}/jobs.db"),
-        BlobStore(str(folder / "results")),
-        InputStore(
-            BlobStore(str(folder / "inputs")),
-            grace_s=storage.inputs_grace_s,
-            wall_clock=time.time,
-        ),
-        config=storage,
-        max_open_per_client=limits.max_open_jobs_per_client,
-        wall_clock=time.time,
-    )
-    await jobs.start()
+    storage = StorageConfig().resolved(folder)
+    pools = (PoolConfig(name=MODEL, model=MODEL),)
+    config = ClusterConfig(pools=pools, limits=limits, storage=storage)
+    arguments = front_arguments(config)
+    front = Front(arguments, config, Stores.open(arguments.storage), identity=Identity(epoch=1))
+    await front.start()
     try:
-        yield core, dispatch, jobs
+        yield front.core, front.dispatch, front.jobs
     finally:
-        await dispatch.close()
-        await jobs.close()
+        await front.stop()
 
 
 def capacity(rows: list[dict[str, Any]], kind: Kind) -> dict[str, Any]:

@@ -10,25 +10,22 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from benchmarks.prediction.study import Ended, Mix, Planned, draw_trace, figures
 from benchmarks.settings import MODEL
-from ray_cluster.config.arguments import worker_arguments
+from ray_cluster.cell.local import LocalCell
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.loras import LorasConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
-from ray_cluster.config.settings import settings_of
-from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.engine.loading import load_model
 from ray_cluster.engine.timing import OperationTimer
 from ray_cluster.engine.warmup import prepare_threads
-from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.policies.types import WhenLate
 from ray_cluster.protocol.outcomes import Completed
-from ray_cluster.protocol.settings import worker_settings
-from ray_cluster.replica.builder import build_agent
 from ray_cluster.requests import ImageRequest
 
 _GUIDANCE = 2.0
@@ -101,40 +98,28 @@ def run_live(
 
 
 async def _run(pool: PoolConfig, trace: Sequence[Planned], when_late: WhenLate) -> list[Ended]:
-    config = DispatchConfig(attached_timeout_s=_FOREVER_S, replica_timeout_s=600.0)
-    limits = LimitsConfig(
-        max_queue_s=1e9, max_queued_images=10**6, max_attached_images_per_client=10**6
-    )
-    core = DispatchCore(config=config, limits=limits, epoch=1, configured={MODEL})
-    service = DispatchService(core, config=config, clock=time.monotonic)
-    with tempfile.TemporaryDirectory(prefix="prediction-") as folder, ImageCoder() as coder:
-        storage = StorageConfig(states=f"{folder}/states", results=f"{folder}/results")
-        whole = ClusterConfig(pools=(pool,), storage=storage)
-        agent = await asyncio.to_thread(
-            build_agent,
-            worker_arguments(whole, pool.name),
-            worker_settings(settings_of(whole), pool.name),
-            replica_id="one",
-            node="here",
-            coder=coder,
-            link=service,
-            clock=time.monotonic,
+    with tempfile.TemporaryDirectory(prefix="prediction-") as folder:
+        config = ClusterConfig(
+            pools=(pool,),
+            dispatch=DispatchConfig(attached_timeout_s=_FOREVER_S, replica_timeout_s=600.0),
+            limits=LimitsConfig(
+                max_queue_s=1e9, max_queued_images=10**6, max_attached_images_per_client=10**6
+            ),
+            loras=LorasConfig(num_stores=0),
+            storage=StorageConfig().resolved(Path(folder)),
         )
-        agent.start()
-        async with asyncio.timeout(_START_S):
-            while not await service.models():  # noqa: ASYNC110 - nothing tells of it
-                await asyncio.sleep(0.05)
-        began_s = time.monotonic()
-        try:
+        async with LocalCell(config) as cell:
+            service = cell.front.dispatch
+            async with asyncio.timeout(_START_S):
+                while not await service.models():  # noqa: ASYNC110 - nothing tells of it
+                    await asyncio.sleep(0.05)
+            began_s = time.monotonic()
             return await asyncio.gather(
                 *(
                     _ask(service, number, one, began_s, when_late)
                     for number, one in enumerate(trace)
                 )
             )
-        finally:
-            await agent.drain()
-            await service.close()
 
 
 async def _ask(

@@ -17,9 +17,9 @@ from ray._private import services
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
+from ray_cluster.cell.live_settings import SettingsReport
 from ray_cluster.cli.ray_messages import short_reason
 from ray_cluster.deployments.links import ask_dispatcher
-from ray_cluster.deployments.live_settings import SettingsReport
 from ray_cluster.deployments.service import add_pools, take_down
 from ray_cluster.errors import ConfigError, RayClusterError
 

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import yaml
 
+from ray_cluster.cell.live_settings import SettingsReport
 from ray_cluster.cli.plans import profile_of
 from ray_cluster.cli.ray_messages import short_reason
 from ray_cluster.config.arguments import needs_redeploy, outranked, replicas_key
@@ -20,7 +21,6 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolArguments, PoolConfig
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.deployments.deploy_file import DEPLOYMENT_OF, FRONT, GATEWAY
-from ray_cluster.deployments.live_settings import SettingsReport
 from ray_cluster.dispatch.planned import document_version
 from ray_cluster.engine.folders import is_hub_id, local_folder
 from ray_cluster.errors import ConfigError, RayClusterError

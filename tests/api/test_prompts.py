@@ -132,7 +132,7 @@ async def test_a_new_dispatcher_knows_before_any_replica_is_back(
         await cell.dispatch.register(one)
         # the copy of one replica is kept, not that of each
         assert [each.registration.prompt_tokenizers for each in cell.core.replicas] == [()]
-        cell._save_worker(one)
+        cell.jobs_service.save_worker(one)
     async with JobsCell(tmp_path, epoch=2) as cell:
         app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
         transport = httpx.ASGITransport(app)

@@ -10,12 +10,12 @@ from typing import Any
 import yaml
 from rich.console import Console
 
+from ray_cluster.cell.live_settings import ReplicaReport, SettingsReport
 from ray_cluster.cli.progress import StateScreen
 from ray_cluster.cli.settings_run import apply_file
 from ray_cluster.config.arguments import front_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import settings_of
-from ray_cluster.deployments.live_settings import ReplicaReport, SettingsReport
 from ray_cluster.errors import ConfigError
 
 A = {"name": "a", "model": "shapes-sd"}

@@ -166,8 +166,9 @@ class Served:
     ) -> None:
         self._loop = asyncio.get_running_loop()
         cell = JobsCell(self._folder, epoch=self._epoch, **cell_options)
-        cell.add_controlnets("edges")
         async with cell as self.cell, self._replica():
+            # beside the settings, which have none
+            cell.add_controlnets("edges")
             self._app = create_app(
                 cell, settings_for(config), results=cell.results, images=sent_images()
             )

@@ -12,11 +12,11 @@ from dataclasses import replace
 
 import pytest
 
+from ray_cluster.cell.front import core_of
 from ray_cluster.config.arguments import controlnet_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
 from ray_cluster.control.fleet import Asked, fleet_of, state_of
-from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.observing import InForce, Instant, observe
 from ray_cluster.policies.cell_planner import CellMemory, cell_planner
 from ray_cluster.policies.types import StepCost
@@ -64,9 +64,7 @@ class Cell:
     """Replicas that a plan says; those of the model finish a batch every two seconds."""
 
     def __init__(self) -> None:
-        self.core = DispatchCore(
-            config=CONFIG.dispatch, limits=CONFIG.limits, epoch=1, configured=["m"]
-        )
+        self.core = core_of(CONFIG)
         self.core.apply(SETTINGS, 0.0)
         self.now_s, self.num_calls = 0.0, 0
         self.plans: list[tuple[int, int]] = []

@@ -9,22 +9,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.cell.front import Front, Identity, Stores
+from ray_cluster.config.arguments import front_arguments
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections import LimitsConfig, StorageConfig
 from ray_cluster.config.settings import ControlNetSettings
-from ray_cluster.dispatch.candidates import Candidates
-from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.dispatch.settings import SettingsBook
 from ray_cluster.errors import Stage
-from ray_cluster.jobs.cell import CellService
-from ray_cluster.jobs.service import JobService
 from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.observability.metrics_snapshot import MetricsBook
 from ray_cluster.protocol.control import PlanCalls
 from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls, LoraCalls
 from ray_cluster.protocol.interface import methods_of
 from ray_cluster.protocol.jobs import Job
-from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration, Scored, Shown
+from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Scored, Shown
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.requests import (
     Failure,
@@ -36,9 +32,19 @@ from ray_cluster.requests import (
 )
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
-from tests.fakes import image_request, registration, some_settings
+from tests.fakes import image_request, registration
 
-DISPATCH = DispatchConfig(poll_s=0.05, replica_timeout_s=30.0, attached_timeout_s=60.0)
+MODELS = ("m", "shapes")
+CONFIG = ClusterConfig.model_validate(
+    {
+        "pools": [
+            {"name": name, "model": "shapes-sd", "served_as": name} for name in ("m", "shapes")
+        ],
+        "dispatch": {"poll_s": 0.05, "replica_timeout_s": 30.0, "attached_timeout_s": 60.0},
+        "loras": {"num_stores": 0},
+        "control": {"enabled": True},
+    }
+)
 TIMING = Timing(queue_s=0.1, encode_s=0.2, denoise_s=0.3, decode_s=0.4)
 
 
@@ -59,7 +65,7 @@ def job(job_id: str, num_images: int = 1, **changes: Any) -> Job:
 
 
 class JobsCell:
-    """One life of a dispatcher over stores that outlive it; also the gateway's way to it.
+    """One life of a front over stores that outlive it; also the gateway's way to it.
 
     Attributes:
         waits: whether entering it waits until earlier jobs are restored.
@@ -79,58 +85,34 @@ class JobsCell:
         limits: LimitsConfig | None = None,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        self.restored = asyncio.Event()
         limits = limits or LimitsConfig(max_queued_images=max_queued)
-        self.core = DispatchCore(config=DISPATCH, limits=limits, epoch=epoch, configured=["m"])
-        self.results = BlobStore(str(folder / "results"))
-        self.dispatch = DispatchService(
-            self.core,
-            config=DISPATCH,
-            clock=time.monotonic,
-            candidates=Candidates(self.results),
-            on_register=self._save_worker,
+        config = CONFIG.model_copy(
+            update={
+                "limits": limits.model_copy(update={"max_open_jobs_per_client": max_open}),
+                "storage": StorageConfig(retention_s=retention_s),
+            }
         )
+        self.results = BlobStore(str(folder / "results"))
         self.inputs = InputStore(
             BlobStore(str(folder / "inputs")),
             grace_s=StorageConfig().inputs_grace_s,
             wall_clock=wall_clock,
         )
         self.store = store or SqlJobStore.open(f"sqlite:///{folder}/jobs.db")
-        self.book = MetricsBook(30.0)
-        self.jobs_service = JobService(
-            self.dispatch,
-            self.store,
-            self.results,
-            self.inputs,
-            config=StorageConfig(retention_s=retention_s),
-            max_open_per_client=max_open,
+        self.front = Front(
+            front_arguments(config),
+            config,
+            Stores(self.store, self.results, self.inputs, BlobStore(str(folder / "states"))),
+            # a later life takes the store over
+            identity=Identity("cell", epoch),
             wall_clock=wall_clock,
         )
-        # a later life takes the store over
-        self.jobs_service.ownership.cell = "cell"
-        self.jobs_service.on_restored = self.restored.set
-        self.settings_book = SettingsBook(some_settings(), time.monotonic)
-        self.cell = CellService(
-            self.dispatch,
-            self.jobs_service,
-            self.book,
-            self.settings_book,
-            clock=time.monotonic,
-        )
-        self._serve()
-
-    def _serve(self) -> None:
-        """Have the methods that a gateway's dispatcher client has."""
-        services = {
-            ImageCalls: self.dispatch,
-            JobCalls: self.jobs_service,
-            CellCalls: self.cell,
-            LoraCalls: self.jobs_service.loras,
-            PlanCalls: self.jobs_service.control,
-        }
-        for interface, service in services.items():
+        self.core, self.dispatch = self.front.core, self.front.dispatch
+        self.jobs_service, self.cell = self.front.jobs, self.front.cell
+        self.settings_book, self.restored = self.front.settings.book, self.front.restored
+        for interface in (ImageCalls, JobCalls, CellCalls, LoraCalls, PlanCalls):
             for name in methods_of(interface):
-                setattr(self, name, getattr(service, name))
+                setattr(self, name, getattr(self.front.services[interface], name))
 
     def add_controlnets(self, *names: str, base: str = "shapes") -> None:
         """Let there be ControlNets of a model, which its replicas run themselves."""
@@ -138,19 +120,14 @@ class JobsCell:
             [ControlNetSettings(name=name, bases=(base,), is_service=False) for name in names]
         )
 
-    def _save_worker(self, registration: Registration) -> None:
-        self.jobs_service.save_worker(registration)
-
     async def __aenter__(self) -> JobsCell:
-        self.jobs_service.loras.apply(self.settings_book.settings)
-        await self.jobs_service.start()
+        await self.front.start()
         if self.waits:
             await self.restored.wait()
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.dispatch.close()
-        await self.jobs_service.close()
+        await self.front.stop()
 
 
 class Replica:

@@ -60,6 +60,8 @@ def postgres() -> Iterator[PostgresServer]:
             [
                 *(programs / "postgres", "-D", data, "-p", str(port)),
                 *("-c", "listen_addresses=127.0.0.1", "-c", f"unix_socket_directories={folder}"),
+                # nothing here outlives the machine
+                *("-c", "fsync=off", "-c", "full_page_writes=off"),
             ],
         )
         try:

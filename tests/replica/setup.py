@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
-from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.cell.front import core_of
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections import DispatchConfig
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.engine.building import build_runner
 from ray_cluster.errors import DispatcherUnavailable
@@ -35,6 +36,9 @@ CONFIG = DispatchConfig(
     default_slo_s=600.0,
     max_attempts=50,
 )
+WHOLE = ClusterConfig.model_validate(
+    {"pools": [{"name": "tiny", "model": "shapes-sd"}], "loras": {"num_stores": 0}}
+)
 PATIENCE_S = 120.0
 REQUESTS = [
     request(f"r{i}", sampler=SAMPLER_NAMES[i % 5], seed=i, num_steps=3 + i % 5) for i in range(12)
@@ -44,7 +48,7 @@ BY_ID = {one.request_id: one for one in REQUESTS}
 
 def new_service(epoch: int = 1, **changes: Any) -> DispatchService:
     config = CONFIG.model_copy(update=changes)
-    core = DispatchCore(config=config, limits=LimitsConfig(), epoch=epoch)
+    core = core_of(WHOLE.model_copy(update={"dispatch": config}), epoch)
     return DispatchService(core, config=config, clock=time.monotonic)
 
 

@@ -19,10 +19,10 @@ import torch
 from diffusers import ControlNetModel, StableDiffusionControlNetPipeline
 from PIL import Image
 
+from ray_cluster.cell.front import core_of
 from ray_cluster.config.arguments import controlnet_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import settings_of
-from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.models.builtin import weights_folder
@@ -173,9 +173,7 @@ def content(folder: Path, mode: str) -> dict[str, Any]:
 async def cell(folder: Path, coder: ImageCoder, mode: str = "service") -> AsyncIterator[Cell]:
     config = load_config(content(folder, mode))
     settings = settings_of(config)
-    core = DispatchCore(
-        config=settings.dispatch, limits=settings.limits, epoch=1, configured=["shapes-sd"]
-    )
+    core = core_of(config)
     core.apply(settings, time.monotonic())
     service = DispatchService(core, config=settings.dispatch, clock=time.monotonic)
     found = Cell(config, folder, coder, ReplicaLink(service), [])

@@ -11,8 +11,10 @@ from collections.abc import Iterator
 from benchmarks.policies.costs.samples import DecisionCost, Samples
 from benchmarks.policies.costs.settings import CostSettings
 from benchmarks.settings import Report
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
-from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.cell.front import core_of
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.policies.types import StepCost, WhenLate
 from ray_cluster.protocol.leases import Finished, Lease, Poll, Registration
 from ray_cluster.requests import ImageRequest, ImageResult, Timing
@@ -60,7 +62,9 @@ class _Crowd:
         limits = LimitsConfig(
             max_queue_s=1e9, max_queued_images=2 * waiting + _IN_FLIGHT * replicas
         )
-        self._core = DispatchCore(config=DispatchConfig(), limits=limits, epoch=1)
+        self._core = core_of(
+            ClusterConfig(pools=(PoolConfig(name=_MODEL, model=_MODEL),), limits=limits)
+        )
         self._rng = random.Random(replicas)
         self._num = 0
         self._held: dict[str, dict[str, Lease]] = {}

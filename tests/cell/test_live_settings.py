@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import yaml
 
+from ray_cluster.cell.front import core_of
+from ray_cluster.cell.live_settings import NO_KEY, LiveSettings
 from ray_cluster.config.arguments import FrontArguments, front_arguments, worker_arguments
 from ray_cluster.config.keys import ApiKey, key_digest
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.deployments.live_settings import NO_KEY, LiveSettings
-from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.errors import ConfigError
 from tests.fakes import registration
 from tests.jobs.cell import until
@@ -38,7 +38,7 @@ class Cell:
         self.path = path
         self.write(http=http)
         config = load_config(path)
-        self.core = DispatchCore(config=config.dispatch, limits=config.limits, epoch=1)
+        self.core = core_of(config)
         self.register("p", config)
         self.applied: list[Settings] = []
         arguments: FrontArguments = front_arguments(config, path)
@@ -250,7 +250,7 @@ async def test_settings_in_force_are_logged_with_their_version(
 
 async def test_without_a_file_settings_stay(tmp_path: Path) -> None:
     config = load_config(content())
-    core = DispatchCore(config=config.dispatch, limits=config.limits, epoch=1)
+    core = core_of(config)
     arguments, keys = front_arguments(config), FakeSavedKeys()
     live = LiveSettings(arguments, config, None, core, time.monotonic, keys)
     applied: list[Settings] = []
