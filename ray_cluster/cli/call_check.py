@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,17 +12,17 @@ from ray_cluster.api.schema import REFUSED, ImageEditRequest
 from ray_cluster.api.validate import validate, validate_as
 from ray_cluster.cli.edit_inputs import EditInputs
 from ray_cluster.cli.lora_options import LocalLora, local_loras, named_shortly
+from ray_cluster.config.controlnets import ControlNetConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import LimitsConfig
 from ray_cluster.errors import ConfigError, InvalidRequest
-from ray_cluster.imaging.templates import EditPixels, edit_pixels, image_facts, mask_facts
-from ray_cluster.models.builtin import BUILTIN_MODELS
+from ray_cluster.imaging.templates import image_facts, mask_facts
+from ray_cluster.models.builtin import BUILTIN_MODELS, BUILTIN_PARTS
 from ray_cluster.models.local import LocalModel, ModelSizes, local_model
 from ray_cluster.requests import (
     FLOW_SAMPLER_NAMES,
     SAMPLER_NAMES,
-    ImageRequest,
     LoraUse,
     ModelProfile,
 )
@@ -36,36 +36,22 @@ class CheckedCall:
     """A call whose parameters are valid, as far as is known without the model's libraries.
 
     Attributes:
-        pool: of the configuration, or made for a model that has none.
-        inputs: the images that it edits; None for images from text.
+        model: its name where all of these are served.
+        pools: of the configuration, or one made for a model that has none; two for a cascade.
+        controlnets: likewise.
         loras: the files of its LoRAs.
     """
 
-    wanted: WantedImages
-    pool: PoolConfig
-    inputs: EditInputs | None
+    model: str
+    pools: tuple[PoolConfig, ...]
+    controlnets: tuple[ControlNetConfig, ...] = ()
     loras: tuple[LocalLora, ...] = ()
-
-    def requests(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
-        """Return one request per image.
-
-        Raises:
-            InvalidRequest: a parameter, or what it edits, does not suit the model.
-        """
-        return self.wanted.of(profile, limits)
-
-    def pixels(self, request: ImageRequest) -> EditPixels | None:
-        """Return what a request of the call is made from; None: from text alone."""
-        if self.inputs is None or request.edit is None:
-            return None
-        image, mask = self.inputs
-        mask_data = None if mask is None else mask.data
-        return edit_pixels(image.data, mask_data, request.edit, request.size_px)
 
 
 def check_call(
     body: Mapping[str, Any],
     inputs: EditInputs | None,
+    controls: Sequence[str],
     config: ClusterConfig,
     pool_name: str | None,
 ) -> CheckedCall:
@@ -74,6 +60,7 @@ def check_call(
     Args:
         body: the parameters of the call, by the API's names, without its images.
         inputs: the images that it edits.
+        controls: names of its ControlNets.
         pool_name: pool of the configuration; None chooses it by the body's model.
 
     Raises:
@@ -95,7 +82,12 @@ def check_call(
                 "give --url.",
                 name,
             )
-    pool = choose_pool(config, fields.model, pool_name)
+    cascade = next((one for one in config.cascades if one.name == fields.model), None)
+    models: list[str | None] = [fields.model]
+    if cascade is not None:
+        models = [cascade.light, cascade.heavy]
+    pools = tuple(choose_pool(config, one, pool_name) for one in models)
+    pool = pools[-1]
     files = local_loras(loras)
     # whether they fit the model is known once they are read
     uses = tuple(BasedLora(LoraUse(one.name, one.scale), pool.model_name) for one in files)
@@ -103,7 +95,26 @@ def check_call(
     # without fidelity: its steps depend on defaults that only the model's files have
     without = replace(wanted, fields=fields.model_copy(update={"fidelity": None}))
     without.of(_profile(pool), config.limits)
-    return CheckedCall(wanted, pool, inputs, files)
+    used = tuple(_controlnet(config, name, pool.model_name) for name in dict.fromkeys(controls))
+    model = pool.model_name if cascade is None else cascade.name
+    return CheckedCall(model, pools, used, files)
+
+
+def _controlnet(config: ClusterConfig, name: str, base: str) -> ControlNetConfig:
+    """Return a ControlNet that this process runs: of the configuration, or a built-in one."""
+    for one in config.controlnets:
+        if one.name == name:
+            return one.model_copy(update={"mode": "local"})
+    if BUILTIN_PARTS.get(name) == "ControlNet":
+        return ControlNetConfig(name=name, model=name, bases=(base,), mode="local")
+    there = [one.name for one in config.controlnets]
+    builtin = [one for one, kind in BUILTIN_PARTS.items() if kind == "ControlNet"]
+    raise InvalidRequest(
+        f"The parameter 'controlnets' names {name!r}; the configuration has "
+        f"{', '.join(there) or 'none'}, and built-in are {', '.join(builtin)}. Give one of these, "
+        "with --config the configuration of the service that has it, or --url for that service.",
+        "controlnets",
+    )
 
 
 def _checked(inputs: EditInputs, limits: LimitsConfig) -> EditImages:

@@ -128,16 +128,3 @@ def _as_in(one: ControlInput, wanted: dict[str, Any], like: Path | None) -> Cont
         )
     values = {name: value for name, value in wanted.items() if name not in _DIGESTS}
     return one._replace(values=values | one.values)
-
-
-def check_place(controls: Sequence[ControlInput], *, is_here: bool) -> None:
-    """Refuse ControlNets for images that are made in this process.
-
-    Raises:
-        ConfigError: there are some.
-    """
-    if controls and is_here:
-        raise ConfigError(
-            f"{_OPTION} needs --url: images with ControlNets are made by a service, which 'GET "
-            "/v1/controlnets' or 'ray-cluster controlnets list' shows"
-        )

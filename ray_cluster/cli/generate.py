@@ -79,8 +79,8 @@ _LoraStartStep = Annotated[
 _Control = Annotated[
     list[str] | None,
     _image(
-        "With --url: ControlNet as NAME=FILE, where +DETECTOR may follow the name, :SCALE and "
-        ":START-END the file. Repeatable."
+        "ControlNet as NAME=FILE, where +DETECTOR may follow the name, :SCALE and :START-END the "
+        "file; without --url a built-in one, or one of --config. Repeatable."
     ),
 ]
 _Slo = Annotated[float | None, _image("Deadline in seconds from now.")]

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from ray_cluster.cli.control_options import (
     ControlInput,
     ControlOption,
-    check_place,
     controls_of_recipe,
     parse_controls,
     read_controls,
@@ -79,6 +78,11 @@ class _Inputs(NamedTuple):
     edit: EditInputs | None
     controls: tuple[ControlInput, ...]
 
+    def added_to(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a call with them."""
+        controls = {"controlnets": [one.entry for one in self.controls]} if self.controls else {}
+        return {**body, **({} if self.edit is None else self.edit.body), **controls}
+
 
 def run(options: Mapping[str, Any], files: Files, target: Target) -> None:
     """Make the images and write them.
@@ -100,7 +104,6 @@ def run(options: Mapping[str, Any], files: Files, target: Target) -> None:
     _check_finite(body)
     config = load_config(target.config)
     body, inputs = _with_inputs(body, files, controls, config.limits.max_input_bytes)
-    check_place(inputs.controls, is_here=target.url is None)
     # before any work; what is wrong with `n` itself is reported by those who make the images
     num_images = body["n"] if isinstance(body.get("n"), int) and body["n"] > 0 else 1
     paths = output_paths(files.output, image_format or "png", num_images)
@@ -193,19 +196,20 @@ def _generate(
     if target.url is None:
         from ray_cluster.cli.call_check import check_call
 
-        call = check_call(body, inputs.edit, config, target.pool)
+        names = [str(one.values["name"]) for one in inputs.controls]
+        call = check_call(body, inputs.edit, names, config, target.pool)
         # torch and diffusers take seconds to import
         from ray_cluster.cli.local_images import generate_here
 
-        return generate_here(call, config, previews, stderr())
+        whole = {**inputs.added_to(body), "model": call.model}
+        if call.loras:
+            whole["loras"] = [{"name": one.name, "scale": one.scale} for one in call.loras]
+        return generate_here(call, whole, config, previews, stderr())
     check_names(body.get("loras", ()))
     from ray_cluster.cli.remote_jobs import generate_there
     from ray_cluster.cli.remote_service import RemoteService
 
-    if inputs.edit is not None:
-        body = {**body, **inputs.edit.body}
-    if inputs.controls:
-        body = {**body, "controlnets": [one.entry for one in inputs.controls]}
+    body = inputs.added_to(body)
     timeout_s = _TIMEOUT_S if target.timeout_s is None else target.timeout_s
     with RemoteService.at(target.url, target.api_key, config, answer_s=timeout_s) as service:
         return generate_there(service, body, timeout_s, previews, stderr())

@@ -1,161 +1,160 @@
-"""Images from the real engine in this process, validated as a gateway does."""
+"""Images of a cell in this process, asked for as those of a running service are."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-import queue
+import math
+import secrets
+import tempfile
+import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import httpx
 import torch
 from rich.console import Console
-from rich.progress import Progress
 
-from ray_cluster.api.fidelity import fidelity_of
+from ray_cluster.cell.local import LocalCell
 from ray_cluster.cli.call_check import CheckedCall
-from ray_cluster.cli.image_files import (
-    GeneratedFile,
-    GeneratedImages,
-    GenerateFailed,
-    PreviewFiles,
-    effort_words,
-)
+from ray_cluster.cli.image_files import GeneratedImages, PreviewFiles
 from ray_cluster.cli.lora_options import LocalLora
-from ray_cluster.cli.plans import profile_of
 from ray_cluster.cli.progress import step_progress
+from ray_cluster.cli.remote_jobs import generate_there
+from ray_cluster.cli.remote_service import RemoteService
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
-from ray_cluster.engine.adapters.adapter_set import bind_adapters
-from ray_cluster.engine.adapters.lora_files import LoraFactors, read_lora
-from ray_cluster.engine.building import build_runner
-from ray_cluster.engine.events import Broken, Decoded, Previewed, RunnerEvent, Stepped
-from ray_cluster.engine.folders import resolve_folder
-from ray_cluster.engine.loading import load_model
-from ray_cluster.engine.warmup import prepare_threads
-from ray_cluster.errors import InvalidRequest, RequestFailed
-from ray_cluster.imaging.blending import Pixels
-from ray_cluster.imaging.encoder import encode_image
-from ray_cluster.imaging.templates import EditPixels, finished
-from ray_cluster.requests import ImageRequest
+from ray_cluster.config.sections import StorageConfig
+from ray_cluster.protocol.loras import Lora
 
-_CHECK_EVERY_S = 1.0
-_MAX_SILENCE_S = 600.0
+_URL = "http://this-process"
+# a look at a job of this process costs little
+_POLL_S = 0.03
 
 
 def generate_here(
-    call: CheckedCall, config: ClusterConfig, previews: PreviewFiles, console: Console
+    call: CheckedCall,
+    body: Mapping[str, Any],
+    config: ClusterConfig,
+    previews: PreviewFiles,
+    console: Console,
 ) -> GeneratedImages:
-    """Load the model in this process and make the images of one call.
+    """Load the models of one call in this process, and make its images.
+
+    Args:
+        body: the call as a service would get it, with its images.
 
     Raises:
         InvalidRequest: a parameter does not suit the model.
-        ConfigError, ModelUnsupported, MemoryRefused: the model cannot be loaded.
-        GenerateFailed: the model failed on the request.
+        ConfigError, ModelUnsupported, MemoryRefused: a model cannot be loaded.
+        RayClusterError: a model failed on the request.
     """
-    logging.getLogger("ray_cluster").setLevel(logging.ERROR)
-    pool = call.pool
-    if pool not in config.pools and torch.cuda.is_available():
-        # a pool that no configuration names
-        on_gpu = {"device": "cuda", "dtype": "float16", "num_gpus": 1.0}
-        pool = pool.model_copy(update=on_gpu)
-    prepare_threads(pool.num_threads)
-    # errors are raised before the weights are loaded
-    requests = call.requests(profile_of(pool), config.limits)
-    made_from = _MadeFrom(call.pixels(requests[0]), _factors(call.loras, pool))
-    with step_progress(console) as progress:
-        return _generate(
-            pool, requests, made_from, config.dispatch.default_slo_s, previews, progress
-        )
+    logging.getLogger("ray_cluster").setLevel(logging.CRITICAL)
+    names = [one.name for one in call.pools]
+    with tempfile.TemporaryDirectory(prefix="ray-cluster-") as folder:
+        small = _config_of(call, body, config, Path(folder))
+        with step_progress(console) as progress:
+            progress.add_task(f"loading {', '.join(names)}", total=None)
+            service = _served(small, call.loras)
+            client = service.__enter__()
+        try:
+            images = generate_there(client, body, math.inf, previews, console, _POLL_S)
+        finally:
+            service.__exit__(None, None, None)
+    # that of the configuration is none of the caller's
+    return images if "slo_s" in body else replace(images, deadline_met=None)
 
 
-@dataclass(frozen=True, slots=True)
-class _MadeFrom:
-    """What the images of a call are made from beside its requests."""
-
-    pixels: EditPixels | None
-    loras: tuple[tuple[LoraFactors, float], ...]
-
-
-def _factors(loras: Sequence[LocalLora], pool: PoolConfig) -> tuple[tuple[LoraFactors, float], ...]:
-    """Read LoRAs; ModelUnsupported if one is not made for the model."""
-    if not loras:
-        return ()
-    base = resolve_folder(pool.model)
-    return tuple((read_lora(one.path, base), one.scale) for one in loras)
-
-
-def _generate(
-    pool: PoolConfig,
-    requests: Sequence[ImageRequest],
-    made_from: _MadeFrom,
-    default_slo_s: float,
-    previews: PreviewFiles,
-    progress: Progress,
-) -> GeneratedImages:
-    task = progress.add_task(f"loading {pool.model}", total=None)
-    model = load_model(pool)
-    adapters = bind_adapters(model, made_from.loras) if made_from.loras else None
-    pixels = made_from.pixels
-    total = sum(request.num_steps for request in requests)
-    progress.update(task, description="denoising", total=total)
-    events: queue.SimpleQueue[RunnerEvent] = queue.SimpleQueue()
-    runner = build_runner(model, pool, clock=time.monotonic)
-    first, started_s = requests[0], time.monotonic()
-    decoded: dict[str, Decoded] = {}
-    runner.start(events.put)
-    try:
-        deadline_s = started_s + (first.slo_s or default_slo_s)
-        for request in requests:
-            runner.submit(request, deadline_s=deadline_s, pixels=pixels, adapters=adapters)
-        while len(decoded) < len(requests):
-            try:
-                event = events.get(timeout=_CHECK_EVERY_S)
-            except queue.Empty:
-                runner.check_alive(_MAX_SILENCE_S)
-                continue
-            match event:
-                case Stepped(report):
-                    progress.advance(task, len(report.stepped))
-                case Previewed():
-                    shown = replace(event, pixels=_finished(event, pixels))
-                    _write(shown, requests.index(event.request), previews, progress)
-                case Decoded():
-                    made = replace(event, pixels=_finished(event, pixels))
-                    decoded[event.request.request_id] = made
-                case Broken(error=InvalidRequest() as error):
-                    raise error
-                case Broken(error=RequestFailed() as error):
-                    raise GenerateFailed(f"The model failed on this request: {error}")
-    finally:
-        runner.stop()
-    images = tuple(_encode(decoded[request.request_id]) for request in requests)
-    elapsed_s = time.monotonic() - started_s
-    return GeneratedImages(
-        model=first.model,
-        size="{}x{}".format(*first.output_px),
-        images=images,
-        elapsed_s=elapsed_s,
-        deadline_met=None if first.slo_s is None else elapsed_s <= first.slo_s,
+def _config_of(
+    call: CheckedCall, body: Mapping[str, Any], config: ClusterConfig, folder: Path
+) -> ClusterConfig:
+    """Return a configuration of nothing but what a call needs."""
+    cascades = [one for one in config.cascades if one.name == body.get("model")]
+    scorers = {one.discriminator for one in cascades}
+    loras = {"folder": str(folder / "loras"), "registered": (), "num_stores": int(bool(call.loras))}
+    sources = ("builtin:", *(str(one.path.resolve()) for one in call.loras))
+    return config.model_copy(
+        update={
+            "http": config.http.model_copy(update={"api_keys": (), "open": True}),
+            "storage": StorageConfig().resolved(folder),
+            "loras": config.loras.model_copy(update={**loras, "sources": sources}),
+            "pools": tuple(_alone(one, config) for one in call.pools),
+            "discriminators": tuple(one for one in config.discriminators if one.name in scorers),
+            "cascades": tuple(cascades),
+            "controlnets": call.controlnets,
+        }
     )
 
 
-def _finished(event: Decoded | Previewed, edited: EditPixels | None) -> Pixels:
-    """Return the pixels of the image that is returned."""
-    edit = event.request.edit
-    if edited is None or edit is None:
-        return event.pixels
-    return finished(event.pixels, edited, edit.window)
+def _alone(pool: PoolConfig, config: ClusterConfig) -> PoolConfig:
+    """Return a pool of one replica; on the GPU, if no configuration says where it is to be."""
+    given: dict[str, Any] = {"replicas": 1}
+    if pool not in config.pools and torch.cuda.is_available():
+        given |= {"device": "cuda", "dtype": "float16", "num_gpus": 1.0}
+    return pool.model_copy(update=given)
 
 
-def _write(event: Previewed, image: int, previews: PreviewFiles, progress: Progress) -> None:
-    spec = replace(event.request.output, metadata=False)
-    path = previews.write(image, event.steps_done, encode_image(event.pixels, spec, {}))
-    progress.console.print(f"step {event.steps_done}: preview in {path}", markup=False)
+@contextmanager
+def _served(config: ClusterConfig, loras: Sequence[LocalLora]) -> Iterator[RemoteService]:
+    """Run a cell in a thread, and return its client once its models are loaded."""
+    life = _Life(config, loras)
+    # a model that loads cannot be told to stop: Ctrl-C leaves it behind
+    thread = threading.Thread(target=life.run, name="cell", daemon=True)
+    thread.start()
+    app, loop = life.started.result()
+    try:
+        with RemoteService(_URL, None, transport=_ToApp(app, loop)) as service:
+            yield service
+    finally:
+        loop.call_soon_threadsafe(life.over.set)
+        thread.join()
 
 
-def _encode(event: Decoded) -> GeneratedFile:
-    request = event.request
-    data = encode_image(event.pixels, request.output, request.recipe())
-    effort = effort_words(fidelity_of(request))
-    return GeneratedFile(data, request.seed, event.timing.as_dict(), effort)
+class _Life:
+    """A cell from its start to its end, on an event loop of its own."""
+
+    def __init__(self, config: ClusterConfig, loras: Sequence[LocalLora]) -> None:
+        self._config = config
+        self._loras = loras
+        self.started: Future[tuple[Any, asyncio.AbstractEventLoop]] = Future()
+        self.over = asyncio.Event()
+
+    def run(self) -> None:
+        try:
+            asyncio.run(self._live())
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            if not self.started.done():
+                self.started.set_exception(error)
+
+    async def _live(self) -> None:
+        async with LocalCell(self._config, is_brief=True) as cell:
+            base = self._config.pools[-1].model_name
+            for one in self._loras:
+                # with the name of the call, which may be a path
+                lora_id, source = secrets.token_hex(8), str(one.path.resolve())
+                known = Lora(lora_id, one.name, base, source, added_s=time.time())
+                cell.front.dispatch.loras.add(known)
+            self.started.set_result((cell.app, asyncio.get_running_loop()))
+            await self.over.wait()
+
+
+class _ToApp(httpx.BaseTransport):
+    """Sends calls to an application on the event loop of another thread."""
+
+    def __init__(self, app: Any, loop: asyncio.AbstractEventLoop) -> None:
+        self._inner = httpx.ASGITransport(app, raise_app_exceptions=False)
+        self._loop = loop
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        call = self._answer(request, request.read())
+        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+
+    async def _answer(self, request: httpx.Request, content: bytes) -> httpx.Response:
+        sent = httpx.Request(request.method, request.url, headers=request.headers, content=content)
+        reply = await self._inner.handle_async_request(sent)
+        return httpx.Response(reply.status_code, headers=reply.headers, content=await reply.aread())

@@ -115,7 +115,7 @@ def _local(lora: Mapping[str, Any]) -> LocalLora:
         raise ConfigError(
             f"--lora {name} is no {_SUFFIX} file; other formats can hold programs and are not read"
         )
-    return LocalLora(name, path, weight)
+    return LocalLora(name[-_MAX_NAME_CHARS:], path, weight)
 
 
 def _is_file(name: str) -> bool:

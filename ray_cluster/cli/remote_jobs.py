@@ -101,8 +101,12 @@ def generate_there(
     timeout_s: float,
     previews: PreviewFiles,
     console: Console,
+    poll_s: float = _POLL_S,
 ) -> GeneratedImages:
     """Make images as a durable job, with its steps on the console. Ctrl-C or SIGTERM cancels it.
+
+    Args:
+        poll_s: seconds between two looks at it.
 
     Raises:
         InvalidRequest: a parameter is wrong.
@@ -110,6 +114,7 @@ def generate_there(
     """
     with StopSignals() as signals, step_progress(console) as progress:
         call = _RemoteCall(service, body, timeout_s, previews, progress)
+        call.poll_s = poll_s
         try:
             signals.arm()
             return call.run()
@@ -137,6 +142,7 @@ class _RemoteCall:
         self._progress = progress
         self._task = progress.add_task(f"asking {service.base}", total=None)
         self._job_id: str | None = None
+        self.poll_s = _POLL_S
 
     def run(self) -> GeneratedImages:
         job = self._accepted()
@@ -146,7 +152,7 @@ class _RemoteCall:
             self._write_previews(job)
             if time.monotonic() > self._until_s:
                 raise self._too_late("it is not done")
-            time.sleep(_POLL_S)
+            time.sleep(self.poll_s)
             job = self._ask(partial(self._service.job, job.id))
         self._show(job)
         check_completed(job)

@@ -63,16 +63,24 @@ class RemoteService:
         url: as ``serve`` prints it, with or without ``/v1``.
         api_key: sent with every call; None sends none.
         answer_s: longest wait for one answer.
+        transport: carries calls to a service that is not on the network.
 
     Attributes:
         base: its address, without the API's path.
     """
 
-    def __init__(self, url: str, api_key: str | None, answer_s: float = _ANSWER_S) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        answer_s: float = _ANSWER_S,
+        *,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         self.base = _base_of(url)
         self.headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         timeout = httpx.Timeout(min(answer_s, _ANSWER_S), connect=_CONNECT_S)
-        self._http = httpx.Client(headers=self.headers, timeout=timeout)
+        self._http = httpx.Client(headers=self.headers, timeout=timeout, transport=transport)
 
     @classmethod
     def at(

@@ -121,11 +121,7 @@ class CoderProcess:
             raise ProcessDied(f"process {self.pid} ended during a job: {error!r}") from error
         finally:
             timer.cancel()
-        if "invalid" in reply.header:
-            raise InvalidRequest(*reply.header["invalid"])
-        if "error" in reply.header:
-            raise RequestFailed(reply.header["error"], "coding")
-        return reply
+        return _result_of(reply)
 
     def _is_out_of_time(self) -> bool:
         """Whether the child has ended by the timer of :mod:`.allowance`."""
@@ -152,6 +148,23 @@ class CoderProcess:
             self._process.kill()
             self._process.wait()
         self._from_child.close()
+
+
+def run_here(task: Task, job: Message) -> Message:
+    """Run a job in this process.
+
+    Raises:
+        InvalidRequest, RequestFailed: as of :meth:`CoderProcess.run`.
+    """
+    return _result_of(_answer(task, job))
+
+
+def _result_of(reply: Message) -> Message:
+    if "invalid" in reply.header:
+        raise InvalidRequest(*reply.header["invalid"])
+    if "error" in reply.header:
+        raise RequestFailed(reply.header["error"], "coding")
+    return reply
 
 
 def main(module: str, function: str, parent: int) -> None:

@@ -46,6 +46,8 @@ from ray_cluster.storage.inputs import InputStore
 logger = logging.getLogger(__name__)
 
 _RETRY_S = 0.5
+# of a step that nobody has measured
+_UNKNOWN = StepCost(fixed_s=0.1, per_megapixel_s=1.0, source="modelled")
 
 
 async def first_settings(link: DispatcherLink, pool: str) -> WorkerSettings | None:
@@ -85,18 +87,19 @@ def build_agent(
     coder: ImageCoder,
     link: DispatcherLink,
     clock: Callable[[], float],
+    is_measured: bool = True,
 ) -> ReplicaAgent:
     """Load the model of a pool, warm it up, and return the agent, not yet started.
 
     Args:
         settings: what it starts with; None for the defaults.
+        is_measured: whether it makes some steps first; without, only requests tell what they cost.
 
     Raises:
         ConfigError, ModelUnsupported, MemoryRefused: see
             :func:`ray_cluster.engine.loading.load_model`.
     """
-    started_s = clock()
-    pool, storage = started_pool(arguments, settings), arguments.storage
+    pool, storage, started_s = started_pool(arguments, settings), arguments.storage, clock()
     prepare_threads(pool.num_threads)
     model = load_model(pool)
     digest = model_digest(resolve_folder(pool.model))
@@ -116,7 +119,7 @@ def build_agent(
         controls=SplitControls(local, remote, frozenset(local.names)) if local.names else remote,
         merges=arguments.loras.merges,
     )
-    step_cost = _measured(runner, pool, coder, clock, local)
+    step_cost = _measured(runner, pool, coder, clock, local) if is_measured else _UNKNOWN
     costs.begin(step_cost)
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
     return ReplicaAgent(

@@ -26,7 +26,7 @@ from ray_cluster.errors import InvalidRequest, RayClusterError, RequestFailed
 from ray_cluster.imaging.worker_process import Message, ProcessDied
 from ray_cluster.models.lora_sources import SUFFIX
 from ray_cluster.protocol.loras import FailureKind, LoraFacts, LoraOrder
-from ray_cluster.replica.lora_processes import LoraProcesses
+from ray_cluster.replica.lora_processes import LoraProcesses, LoraThreads
 
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _FACTS, _LOCK = ".json", ".lock"
@@ -58,16 +58,21 @@ class LoraFolder:
     Args:
         arguments: where it is, what may come into it, and how much.
         wall_clock: Unix time in seconds, that of the files.
+        workers: fetch and convert; child processes of its own unless given.
     """
 
     def __init__(
-        self, arguments: LoraArguments, wall_clock: Callable[[], float] = time.time
+        self,
+        arguments: LoraArguments,
+        wall_clock: Callable[[], float] = time.time,
+        *,
+        workers: LoraProcesses | LoraThreads | None = None,
     ) -> None:
         self._arguments = arguments
         self._wall_clock = wall_clock
         self._root = Path(arguments.folder)
         self._parts = self._root / "parts"
-        self._processes = LoraProcesses()
+        self._processes = workers or LoraProcesses()
 
     def prepare(self) -> None:
         """Make the folder, and remove what dead processes have left half done."""

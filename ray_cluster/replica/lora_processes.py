@@ -1,14 +1,16 @@
-"""The child processes that fetch and convert files of LoRAs, and can be ended at it."""
+"""What fetches and converts files of LoRAs: child processes that can be ended at it, or threads."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakValueDictionary
 
 from ray_cluster.errors import InvalidRequest, RequestFailed
-from ray_cluster.imaging.worker_process import CoderProcess, Message
+from ray_cluster.imaging.worker_process import CoderProcess, Message, run_here
+from ray_cluster.replica.lora_fetching import fetch_task
 
 _FETCH = ("ray_cluster.replica.lora_fetching", "fetch_task")
 _CONVERT = ("ray_cluster.replica.lora_tasks", "convert_task")
@@ -108,3 +110,43 @@ class LoraProcesses:
         self._idle.clear()
         self._converter = None
         self._threads.shutdown()
+
+
+class LoraThreads:
+    """Does the same in threads of a process that trusts what it fetches, and has the libraries.
+
+    Args:
+        making: held while models are made, which changes torch for the whole process meanwhile.
+    """
+
+    def __init__(self, making: threading.Lock) -> None:
+        self._making = making
+
+    def warm_up(self) -> None:
+        """Nothing is to be started."""
+
+    async def fetch(self, job: Message, _max_s: float) -> Message:
+        """Run :func:`ray_cluster.replica.lora_fetching.fetch_task`.
+
+        Raises:
+            InvalidRequest, RequestFailed: as of :meth:`LoraProcesses.fetch`.
+        """
+        return await asyncio.to_thread(run_here, fetch_task, job)
+
+    async def convert(self, job: Message, _owner: str) -> Message:
+        """Run :func:`ray_cluster.replica.lora_tasks.convert`.
+
+        Raises:
+            InvalidRequest, RequestFailed: as of :meth:`LoraProcesses.convert`.
+        """
+        # not above: a store's own process needs no model libraries
+        from ray_cluster.replica.lora_tasks import convert
+
+        def alone() -> Message:
+            with self._making:
+                return run_here(convert, job)
+
+        return await asyncio.to_thread(alone)
+
+    def close(self) -> None:
+        """Nothing is to be ended."""

@@ -28,7 +28,13 @@ def _reader() -> LoraReader:
 
 
 def convert_task(job: Message) -> Message:
-    """Read a LoRA and write its factors; a task for a child process.
+    """Do :func:`convert` in a child process, which gives way to denoising steps."""
+    _give_way()
+    return convert(job)
+
+
+def convert(job: Message) -> Message:
+    """Read a LoRA and write its factors.
 
     The job says ``file``, ``base_model``, ``target`` and the file's ``sha256``; the answer is what
     :class:`LoraFacts` holds.
@@ -37,7 +43,6 @@ def convert_task(job: Message) -> Message:
         InvalidRequest: the file is none of a LoRA of this model.
         OSError: the model cannot be read, or the factors cannot be written.
     """
-    _give_way()
     header = job.header
     try:
         base = resolve_folder(header["base_model"])

@@ -101,13 +101,6 @@ def test_a_wrong_control_is_one_sentence(
     assert served.jobs() == []
 
 
-def test_this_process_has_no_controlnets(cli: Cli, sketch: Path, tmp_path: Path) -> None:
-    options = ("--control", f"edges={sketch}", "-o", tmp_path / "a.png")
-    result = cli("generate", "x", *options)
-    assert result.exit_code == 1
-    assert "--control needs --url" in result.stderr
-
-
 def like_of(folder: Path, sketch: Path) -> Path:
     use = ControlUse("edges", BlobRef("ab" * 32, 5), 0.7, 0.0, 0.5, "canny", digest(sketch))
     request = image_request(model="shapes", seed=5, num_steps=4, add_ons=AddOns((use,)))

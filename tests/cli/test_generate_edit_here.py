@@ -139,7 +139,9 @@ def test_previews_show_the_image_that_is_returned(
         return write(self, image, step, data)
 
     monkeypatch.setattr(PreviewFiles, "write", note)
-    arguments = ("--edit", photo, "--mask", mask, "--previews", 1, "-o", tmp_path / "a.png")
+    # so many steps that the preview is there before the image
+    more = ("--previews", 1, "--steps", 100)
+    arguments = ("--edit", photo, "--mask", mask, *more, "-o", tmp_path / "a.png")
     made = cli("generate", "a star", *arguments, "--config", tiny_config)
     assert made.exit_code == 0, made.output
     (data,) = written

@@ -1,0 +1,210 @@
+"""A whole cell in one process: its front, one gateway, and all workers, without Ray.
+
+Workers are the same as in a cluster, and talk to the front by the same calls. As several of them
+compute in threads of one process and share its GIL, it shows what a service does, not how fast.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from types import TracebackType
+from typing import Protocol
+
+from fastapi import FastAPI
+
+from ray_cluster.api.app import Surroundings, create_app
+from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.settings import CurrentSettings, SettingsFeed
+from ray_cluster.cell.front import Front, Identity, Stores
+from ray_cluster.config.arguments import (
+    controlnet_arguments,
+    front_arguments,
+    lora_store_arguments,
+    scorer_arguments,
+    worker_arguments,
+)
+from ray_cluster.config.cascades import DiscriminatorConfig
+from ray_cluster.config.controlnets import ControlNetConfig
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.settings_file import SettingsFile
+from ray_cluster.imaging.detectors import Detectors
+from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.process.gc_freeze import uncollected
+from ray_cluster.protocol.settings import WorkerSettings
+
+logger = logging.getLogger(__name__)
+
+_NODE = "127.0.0.1"
+_CELL = "local"
+
+WorkerConfig = PoolConfig | DiscriminatorConfig | ControlNetConfig
+
+
+class Agent(Protocol):
+    """The part of a worker's agent that is used here."""
+
+    def start(self) -> None: ...
+
+    def check_alive(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+
+class LocalCell:
+    """Runs on the event loop that it is entered on.
+
+    Args:
+        config: what a service would be started with; ports and reservations mean nothing here.
+        file: watched for other settings; None if they stay.
+        is_brief: whether it is there for a call of the user who runs it: no step is measured first,
+            and LoRAs are read in threads, as they are as good as the model's own files.
+
+    Attributes:
+        app: the HTTP application.
+        front: answers gateway and workers.
+    """
+
+    def __init__(
+        self, config: ClusterConfig, *, file: SettingsFile | None = None, is_brief: bool = False
+    ) -> None:
+        self._config = config
+        self._is_brief = is_brief
+        self._file = file
+        self._agents: list[Agent] = []
+        # models are made one after the other: that changes torch for the whole process meanwhile
+        self._making = threading.Lock()
+        # the images in flight bound what waits
+        self._coder = ImageCoder(max_waiting_bytes=None)
+        self._checks = ImageCoder()
+        self.front: Front
+        self.app: FastAPI
+
+    async def __aenter__(self) -> LocalCell:
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop()
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        await self._stop()
+
+    async def _start(self) -> None:
+        config = self._config
+        arguments = front_arguments(config, None if self._file is None else self._file.path)
+        stores = await asyncio.to_thread(Stores.open, arguments.storage)
+        self.front = Front(
+            arguments,
+            config,
+            stores,
+            identity=Identity(_CELL, time.time_ns()),
+            file=self._file,
+        )
+        await self.front.start()
+        settings = CurrentSettings()
+        self._feed = SettingsFeed(self.front.client, settings)
+        await self._feed.start()
+        self.app = create_app(
+            self.front.client,
+            settings,
+            results=stores.results,
+            images=SentImages(
+                stores.inputs, self._checks, Detectors(config.preprocessors.folder or "")
+            ),
+            around=Surroundings(),
+        )
+        if config.loras.num_stores:
+            self._begin(self._lora_store())
+        for worker in config.workers:
+            for number in range(worker.replicas):
+                self._begin(await self._loaded(worker, f"{worker.name}-{number}"))
+
+    def _begin(self, agent: Agent) -> None:
+        agent.start()
+        self._agents.append(agent)
+
+    def _lora_store(self) -> Agent:
+        # not above: who only wants a front needs none of it
+        from ray_cluster.replica.lora_agent import LoraStoreAgent, store_registration
+        from ray_cluster.replica.lora_folder import LoraFolder
+        from ray_cluster.replica.lora_processes import LoraThreads
+
+        return LoraStoreAgent(
+            store_registration("loras", _NODE),
+            LoraFolder(
+                lora_store_arguments(self._config).loras,
+                workers=LoraThreads(self._making) if self._is_brief else None,
+            ),
+            link=self.front.link,
+            clock=time.monotonic,
+        )
+
+    async def _loaded(self, worker: WorkerConfig, replica_id: str) -> Agent:
+        """Return the agent of a worker; it loads in a thread, and calls are answered meanwhile."""
+        settings = await self.front.link.pool_settings(worker.name)
+        return await asyncio.to_thread(self._alone, worker, replica_id, settings)
+
+    def _alone(
+        self, worker: WorkerConfig, replica_id: str, settings: WorkerSettings | None
+    ) -> Agent:
+        with self._making:
+            return self._load(worker, replica_id, settings)
+
+    def _load(
+        self, worker: WorkerConfig, replica_id: str, settings: WorkerSettings | None
+    ) -> Agent:
+        with uncollected():
+            # not above: torch and the model libraries take seconds
+            from ray_cluster.replica.builder import build_agent
+            from ray_cluster.replica.control_builder import build_control
+            from ray_cluster.replica.scorer_builder import build_scorer
+        config, link, clock = self._config, self.front.link, time.monotonic
+        if isinstance(worker, PoolConfig):
+            return build_agent(
+                worker_arguments(config, worker.name),
+                settings,
+                replica_id=replica_id,
+                node=_NODE,
+                coder=self._coder,
+                link=link,
+                clock=clock,
+                is_measured=not self._is_brief,
+            )
+        if isinstance(worker, DiscriminatorConfig):
+            return build_scorer(
+                scorer_arguments(config, worker.name),
+                settings,
+                replica_id=replica_id,
+                node=_NODE,
+                link=link,
+                clock=clock,
+            )
+        return build_control(
+            controlnet_arguments(config, worker.name),
+            settings,
+            replica_id=replica_id,
+            node=_NODE,
+            link=link,
+            clock=clock,
+        )
+
+    async def _stop(self) -> None:
+        # those that others depend on last
+        for agent in reversed(self._agents):
+            await agent.drain()
+        if hasattr(self, "_feed"):
+            self._feed.stop()
+        if hasattr(self, "front"):
+            await self.front.stop()
+        self._coder.close()
+        self._checks.close()
