@@ -38,6 +38,7 @@ class ApplicationState:
         details: that, and what it says of its deployments.
         num_running: running replicas by deployment.
         num_replicas: replicas in any state.
+        is_known: whether Serve has such an application.
     """
 
     name: str
@@ -46,6 +47,7 @@ class ApplicationState:
     details: str = ""
     num_running: Mapping[str, int] = field(default_factory=dict)
     num_replicas: int = 0
+    is_known: bool = True
 
     @property
     def has_replica(self) -> bool:
@@ -129,7 +131,8 @@ def application_states(config: ClusterConfig) -> list[ApplicationState]:
     known = serve.status().applications
     names = (FRONT, *_worker_names(config))
     return [
-        _state_of(name, known[name]) if name in known else ApplicationState(name) for name in names
+        _state_of(name, known[name]) if name in known else ApplicationState(name, is_known=False)
+        for name in names
     ]
 
 

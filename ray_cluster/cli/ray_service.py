@@ -65,6 +65,8 @@ class RayService:
         self._served = served
         self._owned: Owned = "applications"
         self._is_deployed = False
+        # as last seen; each look costs Serve's controller and this process some milliseconds
+        self._seen: list[ApplicationState] = []
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
     def connect(self) -> None:
@@ -133,10 +135,10 @@ class RayService:
                 self.config = config
 
     def _report_undeployed(self) -> None:
-        with suppress(*_SILENT, ConnectionError):
-            known = serve.status().applications
-            absent = tuple(one.name for one in self.config.workers if one.name not in known)
-            if absent:
+        workers = {one.name for one in self.config.workers}
+        absent = tuple(one.name for one in self._seen if one.name in workers and not one.is_known)
+        if absent:
+            with suppress(*_SILENT, ConnectionError):
                 ask_dispatcher("note_undeployed", absent, timeout_s=_ANSWER_S)
 
     def wait_running(self, show: Callable[..., None]) -> None:
@@ -175,12 +177,12 @@ class RayService:
         A pool that is left out is not among them, unless it was deployed since.
         """
         try:
-            found = application_states(self.config)
+            self._seen = application_states(self.config)
         except (RayError, RayServeException, ConnectionError) as error:
             raise ServiceFailed(
                 f"Ray does not answer any more ({short_reason(str(error))})"
             ) from error
-        return [row for row in found if row.name not in self.left_out or row.has_replica]
+        return [row for row in self._seen if row.name not in self.left_out or row.has_replica]
 
     def replica_counts(self) -> Mapping[str, Mapping[str, int]]:
         """Return the running replicas by application and deployment."""

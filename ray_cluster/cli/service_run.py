@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ray_cluster.cli.ray_service import RayService
 
 _READY_S = 30.0
-_WATCH_S = 2.0
+_WATCH_S = 5.0
 # for images that are being made when a signal comes
 _DRAIN_S = 10.0
 _POLL_S = 0.2
@@ -148,7 +148,7 @@ def _start(
     service.wait_running(screen.show)
     screen.show("API", "waiting for an answer")
     # not above: seconds of imports
-    from ray_cluster.deployments.live_settings import NO_KEY
+    from ray_cluster.cell.live_settings import NO_KEY
 
     if NO_KEY in _wait_ready(config):
         # the report does not know of it: its examples would be refused
