@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.service import Service, running, shared
+from tests.e2e.service import CONTROLNETS, Service, running, shared
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,4 +28,4 @@ def _has_its_own(item: pytest.Item) -> bool:
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     with shared:
-        yield shared.enter_context(running(tmp_path_factory.mktemp("service")))
+        yield shared.enter_context(running(tmp_path_factory.mktemp("service"), **CONTROLNETS))

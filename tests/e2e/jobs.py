@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ray_cluster.engine.state import RequestState
 from ray_cluster.storage.blob_store import BlobStore
-from tests.e2e.service import HEADERS, REPLICA_PROCESS, Service, image_request
+from tests.e2e.service import HEADERS, REPLICA_PROCESS, Reached, Service, image_request
 
 PATIENCE_S = 240.0
 VICTIMS = {
@@ -26,7 +26,7 @@ VICTIMS = {
 }
 
 
-def create(service: Service, seed: int, **fields: Any) -> str:
+def create(service: Reached, seed: int, **fields: Any) -> str:
     """Create a job; sent again with its key until it is answered, as a client must."""
     key = {"Idempotency-Key": f"{seed}-{random.random()}"}
     deadline_s = time.monotonic() + PATIENCE_S
@@ -47,7 +47,7 @@ def create(service: Service, seed: int, **fields: Any) -> str:
         time.sleep(0.3)
 
 
-def look(service: Service, path: str) -> httpx.Response | None:
+def look(service: Reached, path: str) -> httpx.Response | None:
     """Get something; None while the service is not there to ask."""
     try:
         reply = httpx.get(f"{service.url}{path}", headers=HEADERS, timeout=10)
@@ -57,7 +57,7 @@ def look(service: Service, path: str) -> httpx.Response | None:
     return reply if reply.status_code == 200 else None
 
 
-def ends_of(service: Service, job_ids: Iterable[str]) -> list[dict[str, Any]]:
+def ends_of(service: Reached, job_ids: Iterable[str]) -> list[dict[str, Any]]:
     """Wait until all jobs are completed; return them as the API tells of them."""
     ended = []
     deadline_s = time.monotonic() + PATIENCE_S
@@ -74,7 +74,7 @@ def ends_of(service: Service, job_ids: Iterable[str]) -> list[dict[str, Any]]:
     return ended
 
 
-def images_in(service: Service, jobs: Iterable[dict[str, Any]]) -> dict[int, bytes]:
+def images_in(service: Reached, jobs: Iterable[dict[str, Any]]) -> dict[int, bytes]:
     """Return the images of completed jobs by seed."""
     found: dict[int, bytes] = {}
     deadline_s = time.monotonic() + PATIENCE_S
@@ -86,7 +86,7 @@ def images_in(service: Service, jobs: Iterable[dict[str, Any]]) -> dict[int, byt
     return found
 
 
-def images_of(service: Service, job_ids: Iterable[str]) -> dict[int, bytes]:
+def images_of(service: Reached, job_ids: Iterable[str]) -> dict[int, bytes]:
     """Wait until all jobs are completed; return their images by seed."""
     return images_in(service, ends_of(service, job_ids))
 
@@ -145,7 +145,7 @@ def growth(before: Metrics, after: Metrics, name: str, **labels: str) -> int:
     return after.total(name, **labels) - before.total(name, **labels)
 
 
-def scrape(service: Service) -> Metrics:
+def scrape(service: Reached) -> Metrics:
     """Scrape over a connection of its own, whichever gateway answers."""
     deadline_s = time.monotonic() + PATIENCE_S
     while (reply := look(service, "/metrics")) is None:
@@ -159,7 +159,7 @@ def served_replicas(metrics: Metrics) -> int:
     return len(metrics.values("free_places", model="shapes-sd"))
 
 
-def wait_for_replicas(service: Service, count: int = 2) -> Metrics:
+def wait_for_replicas(service: Reached, count: int = 2) -> Metrics:
     """Wait until the dispatcher knows just so many model replicas, and return what it tells."""
     deadline_s = time.monotonic() + PATIENCE_S
     while served_replicas(metrics := scrape(service)) != count:
@@ -168,7 +168,7 @@ def wait_for_replicas(service: Service, count: int = 2) -> Metrics:
     return metrics
 
 
-def steps_now(service: Service, job_ids: Collection[str]) -> dict[str, int]:
+def steps_now(service: Reached, job_ids: Collection[str]) -> dict[str, int]:
     """Return the steps done of each of the newest jobs, as they are told in one call."""
     reply = look(service, f"/v1/jobs?limit={len(job_ids)}")
     assert reply is not None
@@ -177,13 +177,13 @@ def steps_now(service: Service, job_ids: Collection[str]) -> dict[str, int]:
     return steps
 
 
-def state_names(service: Service) -> set[str]:
+def state_names(service: Reached) -> set[str]:
     """Return the names of the states in the store."""
     store = BlobStore(str(service.folder / "store" / "states"))
     return {blob.name for blob in store.entries()}
 
 
-def states_of(service: Service) -> dict[int, int]:
+def states_of(service: Reached) -> dict[int, int]:
     """Return the steps that the states in the store contain, by seed."""
     store = BlobStore(str(service.folder / "store" / "states"))
     found = {}

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import httpx
 import psutil
@@ -55,6 +55,19 @@ CASCADE = {
 }
 
 
+CONTROLNETS = {
+    "controlnets": [
+        {
+            "name": "edges",
+            "model": "shapes-sd-edges",
+            "bases": ["shapes-sd"],
+            "num_cpus": 0.2,
+            "replicas": 2,
+        }
+    ]
+}
+
+
 def free_ports(count: int) -> list[int]:
     """Return TCP ports that nothing listens on."""
     sockets = [socket.socket() for _ in range(count)]
@@ -90,6 +103,73 @@ def storage_in(folder: Path) -> dict[str, Any]:
     }
 
 
+def document(folder: Path, http_port: int, lora_port: int) -> dict[str, Any]:
+    """Return a configuration of two models, a cascade of them, and LoRAs.
+
+    Args:
+        lora_port: of this machine, where LoRAs may be fetched from.
+    """
+    return {
+        "http": {
+            "port": http_port,
+            "num_gateways": 2,
+            "api_keys": [entry("tests", API_KEY, *ROLES)],
+            "keep_alive_s": 6,
+            "trusted_proxies": ["127.0.0.1"],
+            "cors_origins": ["http://localhost:3000"],
+        },
+        "limits": {"max_queued_images": 16, "max_body_s": 10.0},
+        "logs": {"format": "json"},
+        "storage": storage_in(folder),
+        "loras": {
+            "folder": str(folder / "loras"),
+            "sources": ["builtin:", str(folder), f"http://127.0.0.1:{lora_port}"],
+            "fetch_timeout_s": 10.0,
+            "max_file_bytes": 10_000_000,
+            "registered": [
+                {"name": name, "base": "shapes-sd", "source": f"builtin:{name}"}
+                for name in STYLE_LORAS
+            ],
+        },
+        "pools": [
+            {
+                "name": "shapes-sd",
+                "model": str(poisoned_model(folder / "model")),
+                "replicas": 2,
+                "num_cpus": 0.5,
+                "max_batch": 8,
+                "max_in_flight": 8,
+                "min_px": 32,
+                "max_px": 128,
+                "max_num_inference_steps": 400,
+                "defaults": {
+                    "size": "64x64",
+                    "num_inference_steps": 20,
+                    "guidance_scale": 2.0,
+                    "sampler": "ddim",
+                },
+                "fidelity": {
+                    "sampler": "ddim",
+                    "max_guidance_scale": 2.0,
+                    "steps": [{"asked": 20, "balanced": 8, "fast": 5}],
+                },
+            },
+            LIGHT_POOL,
+        ],
+        **CASCADE,
+    }
+
+
+class Reached(Protocol):
+    """A service at a URL, whatever it runs in."""
+
+    folder: Path
+    lora_port: int
+
+    @property
+    def url(self) -> str: ...
+
+
 class Service:
     """One running service.
 
@@ -108,10 +188,15 @@ class Service:
         self.folder = folder
         self._config = folder / "service.yaml"
         self.log = folder / "service.log"
+        ray = {
+            "dashboard_port": dashboard_port,
+            "metrics_port": metrics_port,
+            "num_cpus": 2,
+            "temp_dir": self._ray_folder,
+            "object_store_mib": 100,
+        }
         self._config.write_text(
-            yaml.safe_dump(
-                self._settings(http_port, dashboard_port, metrics_port, folder) | overrides
-            )
+            yaml.safe_dump(document(folder, http_port, self.lora_port) | {"ray": ray} | overrides)
         )
         self._process: subprocess.Popen[bytes] | None = None
 

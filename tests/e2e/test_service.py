@@ -21,14 +21,14 @@ import pytest
 from tests.e2e import openai_scenario
 from tests.e2e.jobs import PATIENCE_S, growth, scrape, wait_for_replicas
 from tests.e2e.pixels import pixels_differ
-from tests.e2e.service import API_KEY, HEADERS, POISONED_WORD, Service, image_request
+from tests.e2e.service import API_KEY, HEADERS, POISONED_WORD, Reached, Service, image_request
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
 OLDER_CLIENT = Path(sys.prefix) / "openai-1"
 
 
-def post(service: Service, **fields: Any) -> httpx.Response:
+def post(service: Reached, **fields: Any) -> httpx.Response:
     return httpx.post(
         f"{service.url}/v1/images/generations",
         json=image_request(**fields),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -23,6 +24,36 @@ from tests.engine.staged import StagedModel
 
 FAMILIES = ("sd", "sd15", "sdxl", "shapes")
 DITS = ("sd3", "sd35", "flux", "schnell", "shapes-sd3")
+
+
+# of each test that knows several, the first of these is made by `make test`; the others are slow
+_UNETS = ("sd", "sd15", "inpaint", "sdxl", "shapes")
+_TRANSFORMERS = ("sd3", "flux", "sd35", "schnell", "shapes-sd3")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Leave one UNet and one diffusion transformer to each test; the whole matrix is slow."""
+    tests: dict[str, list[tuple[pytest.Item, str]]] = defaultdict(list)
+    for item in items:
+        model = _model_of(item)
+        if model is not None:
+            tests[item.nodeid.partition("[")[0]].append((item, model))
+    for cases in tests.values():
+        there = {model for _, model in cases}
+        kept = {next((one for one in kind if one in there), "") for kind in (_UNETS, _TRANSFORMERS)}
+        for item, model in cases:
+            if model not in kept:
+                item.add_marker(pytest.mark.slow)
+
+
+def _model_of(item: pytest.Item) -> str | None:
+    """Return the name of the model that a test is made with, if it says one."""
+    call = getattr(item, "callspec", None)
+    if call is None or Path(__file__).parent not in item.path.parents:
+        return None
+    named = [one for one in map(str, call.params.values()) if one in (*_UNETS, *_TRANSFORMERS)]
+    return named[0] if named else None
 
 
 class Zoo:

@@ -36,7 +36,13 @@ SIZES_PX = ((64, 64), (96, 96), (128, 128), (64, 128), (128, 64))
 
 
 # every sampler and kind of guidance with each family is in the batch of the test after it
-ALONE = [("sd", sampler, guidance) for sampler in SAMPLER_NAMES for guidance in GUIDANCE]
+ALONE = [
+    ("sd", sampler, guidance)
+    if number % len(GUIDANCE) == place
+    else pytest.param("sd", sampler, guidance, marks=pytest.mark.slow)
+    for number, sampler in enumerate(SAMPLER_NAMES)
+    for place, guidance in enumerate(GUIDANCE)
+]
 ALONE += [(name, "dpmpp_2m", "guided, negative prompt") for name in ("sd15", "sdxl", "shapes")]
 # SDXL takes zeros for a negative prompt that is not there
 ALONE += [("sdxl", "euler", name) for name in ("guided", "guided, empty negative prompt")]
@@ -82,7 +88,7 @@ def test_a_schedule_for_which_diffusers_has_a_step_too_many_is_finished_in_time(
     assert torch.isfinite(run.latents(one.request_id)).all()
 
 
-@pytest.mark.parametrize("family", ["sdxl", "shapes"])
+@pytest.mark.parametrize("family", ["sd15", "sdxl", "shapes"])
 def test_requests_that_join_at_different_steps_give_what_each_gives_alone(
     zoo: Zoo, family: str, record: Record
 ) -> None:

@@ -24,22 +24,22 @@ from openai import OpenAI
 
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.quality.classifier import load_classifier, read_pictures
+from tests.cell.local_service import LocalService
 from tests.e2e.edit_templates import pixels_of
 from tests.e2e.pixels import pixels_differ
-from tests.e2e.service import API_KEY, HEADERS, STYLE_LORAS, Service
+from tests.e2e.service import API_KEY, HEADERS, STYLE_LORAS, Reached
 
 logger = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.xdist_group("local"), pytest.mark.timeout(400)]
 
 PROMPT = "a large red circle left of a small blue square on a white background"
 OF_EACH = 8
 # their cards say 99.8 % and more; so few must not fail by chance
 LEAST_RIGHT = 0.85
-STORE_PROCESS = "ray::ServeReplica:loras:LoraStore"
 
 
-def make(service: Service, **fields: Any) -> dict[str, Any]:
+def make(service: Reached, **fields: Any) -> dict[str, Any]:
     """Return the reply of a call for one image; sent again while the queue is full."""
     while True:
         body = {"prompt": PROMPT, "size": "64x64", "seed": 1} | fields
@@ -63,12 +63,12 @@ def are_equal(one: bytes, other: bytes) -> bool:
     return pixels_differ(one, other) <= 1
 
 
-def post_lora(service: Service, **fields: Any) -> httpx.Response:
+def post_lora(service: Reached, **fields: Any) -> httpx.Response:
     url = f"{service.url}/v1/loras"
     return httpx.post(url, json={"base": "shapes-sd"} | fields, headers=HEADERS, timeout=30)
 
 
-def lora(service: Service, name: str) -> dict[str, Any]:
+def lora(service: Reached, name: str) -> dict[str, Any]:
     reply = httpx.get(f"{service.url}/v1/loras/{name}", headers=HEADERS, timeout=30)
     found: dict[str, Any] = reply.json()
     return found
@@ -81,7 +81,7 @@ def until(condition: Callable[[], Any], what: str) -> None:
         time.sleep(0.1)
 
 
-def test_each_request_has_its_own_style_and_none_has_another_s(service: Service) -> None:
+def test_each_request_has_its_own_style_and_none_has_another_s(service: LocalService) -> None:
     """Four kinds of requests at once on two replicas: they share batches."""
     wanted = [style for style in (*STYLE_LORAS, "plain") for _ in range(OF_EACH)]
 
@@ -106,7 +106,7 @@ def test_each_request_has_its_own_style_and_none_has_another_s(service: Service)
     assert min(shares.values()) >= LEAST_RIGHT, shares
 
 
-def test_a_lora_is_a_model_name_and_scales_count(service: Service) -> None:
+def test_a_lora_is_a_model_name_and_scales_count(service: LocalService) -> None:
     client = OpenAI(base_url=f"{service.url}/v1", api_key=API_KEY, max_retries=5)
     names = [model.id for model in client.models.list()]
     assert {f"shapes-sd:{name}" for name in STYLE_LORAS} <= set(names)
@@ -126,7 +126,7 @@ def test_a_lora_is_a_model_name_and_scales_count(service: Service) -> None:
         assert np.abs(pixels_of(styled).astype(int) - pixels_of(other)).max() > 20
 
 
-def test_one_is_registered_used_and_removed_while_it_is_used(service: Service) -> None:
+def test_one_is_registered_used_and_removed_while_it_is_used(service: LocalService) -> None:
     source = weights_folder() / "outline" / "pytorch_lora_weights.safetensors"
     file = service.folder / "mine.safetensors"
     shutil.copy(source, file)
@@ -158,7 +158,7 @@ def test_one_is_registered_used_and_removed_while_it_is_used(service: Service) -
 
 @pytest.mark.parametrize("kind", ["damaged", "pickled", "outside", "too large"])
 def test_a_wrong_file_is_refused_with_the_reason(
-    service: Service, tmp_path: Path, kind: str
+    service: LocalService, tmp_path: Path, kind: str
 ) -> None:
     file = service.folder / f"{kind.replace(' ', '-')}.safetensors"
     file.write_bytes(b"\x80\x04no weights" * 10)
@@ -214,7 +214,7 @@ def silent_server(port: int) -> Iterator[None]:
             one.close()
 
 
-def test_a_silent_source_holds_up_nobody_else(service: Service) -> None:
+def test_a_silent_source_holds_up_nobody_else(service: LocalService) -> None:
     with silent_server(service.lora_port), ThreadPoolExecutor(4) as pool:
         url = f"http://127.0.0.1:{service.lora_port}/slow.safetensors"
         assert post_lora(service, name="slow", source=url).status_code == 201
@@ -236,20 +236,7 @@ def test_a_silent_source_holds_up_nobody_else(service: Service) -> None:
     httpx.delete(f"{service.url}/v1/loras/slow", headers=HEADERS, timeout=30)
 
 
-def test_images_are_made_while_the_store_is_dead(service: Service) -> None:
-    reference = image_of(make(service, seed=3, loras=[{"name": "pastel"}, {"name": "texture"}]))
-    for process in service.processes(STORE_PROCESS, may_be_busy=True):
-        process.kill()
-    file = service.folder / "while-dead.safetensors"
-    shutil.copy(weights_folder() / "pastel" / "pytorch_lora_weights.safetensors", file)
-    assert post_lora(service, name="while-dead", source=str(file)).status_code == 201
-    fields = {"loras": [{"name": "while-dead"}, {"name": "texture"}]}
-    again = image_of(make(service, seed=3, **fields))
-    assert are_equal(again, reference)
-    until(lambda: service.processes(STORE_PROCESS), "the store to be started again")
-
-
-def test_the_command_line_knows_them(service: Service, tmp_path: Path) -> None:
+def test_the_command_line_knows_them(service: LocalService, tmp_path: Path) -> None:
     def run(*arguments: str) -> str:
         command = [str(Path(sys.executable).with_name("ray-cluster")), *arguments]
         command += ["--url", service.url, "--api-key", API_KEY]

@@ -6,23 +6,23 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from tests.cell.local_service import LocalService
 from tests.e2e.jobs import scrape, wait_for_replicas
 from tests.e2e.pixels import pixels_differ
-from tests.e2e.service import Service
 from tests.e2e.test_service import images, post
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.xdist_group("local"), pytest.mark.timeout(400)]
 
 SIZES = ("64x64", "96x96", "128x128", "64x128", "128x64")
 STEPS = 30
 
 
-def make(service: Service, size: str) -> bytes:
+def make(service: LocalService, size: str) -> bytes:
     (image,) = images(post(service, size=size, seed=5, num_inference_steps=STEPS))
     return image
 
 
-def test_images_of_all_sizes_share_steps_and_are_as_if_alone(service: Service) -> None:
+def test_images_of_all_sizes_share_steps_and_are_as_if_alone(service: LocalService) -> None:
     wait_for_replicas(service)
     alone = {size: make(service, size) for size in SIZES}
     before = scrape(service)

@@ -34,15 +34,16 @@ from ray_cluster.quality.scenes import (
 )
 from ray_cluster.training.captions import write_caption
 from ray_cluster.training.scoring import Drawn
+from tests.cell.local_service import LocalService
 from tests.e2e import drawn_edits
 from tests.e2e.drawn_edits import Outcome
 from tests.e2e.edit_templates import Template, mask_png, pixels_of
-from tests.e2e.service import API_KEY, HEADERS, Service
+from tests.e2e.service import API_KEY, HEADERS
 from tests.e2e.test_service import OLDER_CLIENT
 
 logger = logging.getLogger(__name__)
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.xdist_group("local"), pytest.mark.timeout(400)]
 
 SIDE_PX = 64
 # around an object of the reference model's images, which is 14 px at most from its middle
@@ -52,7 +53,7 @@ TEMPLATES = 16
 LEAST_RIGHT = 0.9
 
 
-def drawn(service: Service, seeds: range, *, older: bool = False) -> list[Outcome]:
+def drawn(service: LocalService, seeds: range, *, older: bool = False) -> list[Outcome]:
     """Make the edits of these seeds by a client in a process of its own."""
     environment = dict(os.environ)
     if older:
@@ -97,7 +98,7 @@ def check(outcomes: Collection[Outcome], least: int) -> None:
     )
 
 
-def test_random_edits_change_nothing_outside_their_masks(service: Service) -> None:
+def test_random_edits_change_nothing_outside_their_masks(service: LocalService) -> None:
     with ThreadPoolExecutor(1) as pool:
         older = pool.submit(drawn, service, range(1000, 1010), older=True)
         outcomes = drawn(service, range(30))
@@ -108,11 +109,13 @@ def test_random_edits_change_nothing_outside_their_masks(service: Service) -> No
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
 @pytest.mark.parametrize("older", [False, True], ids=["current client", "older client"])
-def test_250_random_edits_change_nothing_outside_their_masks(service: Service, older: bool) -> None:
+def test_250_random_edits_change_nothing_outside_their_masks(
+    service: LocalService, older: bool
+) -> None:
     check(drawn(service, range(2000 + 250 * older, 2250 + 250 * older), older=older), 500_000)
 
 
-def post(service: Service, path: str, **fields: Any) -> bytes:
+def post(service: LocalService, path: str, **fields: Any) -> bytes:
     """Return the one image of a call; sent again while the queue is full."""
     while True:
         reply = httpx.post(
@@ -152,7 +155,7 @@ def around(scene: Scene) -> npt.NDArray[np.bool_]:
     return down[:, None] & across[None]
 
 
-def test_an_edit_shows_what_was_asked_inside_its_mask(service: Service) -> None:
+def test_an_edit_shows_what_was_asked_inside_its_mask(service: LocalService) -> None:
     """The template's object is gone, another is in its place, and nothing else has come."""
 
     def make(seed: int) -> tuple[bytes, bytes]:
@@ -181,7 +184,7 @@ def share_right(scenes: Collection[Scene], images: Collection[bytes]) -> float:
     return float(np.mean([Drawn(*row).all_right for row in rows]))
 
 
-def test_a_feather_blends_within_the_mask_only(service: Service) -> None:
+def test_a_feather_blends_within_the_mask_only(service: LocalService) -> None:
     template, feather_px = Template.of(3), 6
     plain, feathered = (
         pixels_of(
@@ -220,7 +223,7 @@ def test_a_feather_blends_within_the_mask_only(service: Service) -> None:
     assert share[1] > 0.7
 
 
-def test_the_command_line_edits_at_the_service(service: Service, tmp_path: Path) -> None:
+def test_the_command_line_edits_at_the_service(service: LocalService, tmp_path: Path) -> None:
     template = Template.of(4)
     for name in ("image", "mask"):
         (tmp_path / f"{name}.png").write_bytes(getattr(template, name))
