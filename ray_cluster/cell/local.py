@@ -7,11 +7,12 @@ compute in threads of one process and share its GIL, it shows what a service doe
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
-from typing import Protocol
+from typing import Any, Protocol
 
 from fastapi import FastAPI
 
@@ -35,8 +36,6 @@ from ray_cluster.imaging.detectors import Detectors
 from ray_cluster.imaging.image_coder import ImageCoder
 from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.protocol.settings import WorkerSettings
-
-logger = logging.getLogger(__name__)
 
 _NODE = "127.0.0.1"
 _CELL = "local"
@@ -152,7 +151,7 @@ class LocalCell:
     async def _loaded(self, worker: WorkerConfig, replica_id: str) -> Agent:
         """Return the agent of a worker; it loads in a thread, and calls are answered meanwhile."""
         settings = await self.front.link.pool_settings(worker.name)
-        return await asyncio.to_thread(self._alone, worker, replica_id, settings)
+        return await _in_daemon(lambda: self._alone(worker, replica_id, settings))
 
     def _alone(
         self, worker: WorkerConfig, replica_id: str, settings: WorkerSettings | None
@@ -198,6 +197,12 @@ class LocalCell:
             clock=clock,
         )
 
+    def check_alive(self) -> None:
+        """Raise RuntimeError when something of it has died."""
+        self.front.check_health()
+        for agent in self._agents:
+            agent.check_alive()
+
     async def _stop(self) -> None:
         # those that others depend on last
         for agent in reversed(self._agents):
@@ -208,3 +213,29 @@ class LocalCell:
             await self.front.stop()
         self._coder.close()
         self._checks.close()
+
+
+async def _in_daemon(work: Callable[[], Agent]) -> Agent:
+    """Do something in a thread that nobody waits for when the process ends: a model that loads
+    cannot be told to stop."""
+    loop, done = asyncio.get_running_loop(), asyncio.Future[Agent]()
+
+    def run() -> None:
+        try:
+            found = work()
+        except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            _tell(done.set_exception, error)
+        else:
+            _tell(done.set_result, found)
+
+    def _tell(say: Callable[[Any], None], what: Any) -> None:
+        def once() -> None:
+            if not done.done():
+                say(what)
+
+        # the loop may be gone by then
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(once)
+
+    threading.Thread(target=run, name="model that loads", daemon=True).start()
+    return await done

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from rich.console import Console
 
 from ray_cluster.cell.local import LocalCell
 from ray_cluster.cli.call_check import CheckedCall
-from ray_cluster.cli.image_files import GeneratedImages, PreviewFiles
+from ray_cluster.cli.image_files import GeneratedImages, GenerateFailed, PreviewFiles
 from ray_cluster.cli.lora_options import LocalLora
 from ray_cluster.cli.progress import step_progress
 from ray_cluster.cli.remote_jobs import generate_there
@@ -35,6 +35,10 @@ from ray_cluster.protocol.loras import Lora
 _URL = "http://this-process"
 # a look at a job of this process costs little
 _POLL_S = 0.03
+# between two looks whether all of the cell lives
+_CHECK_S = 1.0
+# bounds on what one client may ask of a service: here it is its own
+_UNBOUNDED = {"max_queue_s": 1e9, "max_queued_images": 10_000, "max_body_bytes": 1 << 30}
 
 
 def generate_here(
@@ -56,7 +60,7 @@ def generate_here(
     """
     logging.getLogger("ray_cluster").setLevel(logging.CRITICAL)
     names = [one.name for one in call.pools]
-    with tempfile.TemporaryDirectory(prefix="ray-cluster-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ray-cluster-", ignore_cleanup_errors=True) as folder:
         small = _config_of(call, body, config, Path(folder))
         with step_progress(console) as progress:
             progress.add_task(f"loading {', '.join(names)}", total=None)
@@ -81,6 +85,7 @@ def _config_of(
     return config.model_copy(
         update={
             "http": config.http.model_copy(update={"api_keys": (), "open": True}),
+            "limits": config.limits.model_copy(update=_UNBOUNDED),
             "storage": StorageConfig().resolved(folder),
             "loras": config.loras.model_copy(update={**loras, "sources": sources}),
             "pools": tuple(_alone(one, config) for one in call.pools),
@@ -108,26 +113,34 @@ def _served(config: ClusterConfig, loras: Sequence[LocalLora]) -> Iterator[Remot
     thread.start()
     app, loop = life.started.result()
     try:
-        with RemoteService(_URL, None, transport=_ToApp(app, loop)) as service:
+        with RemoteService(_URL, None, transport=_ToApp(app, loop, life)) as service:
             yield service
     finally:
-        loop.call_soon_threadsafe(life.over.set)
+        # unless it has ended by itself
+        with suppress(RuntimeError):
+            loop.call_soon_threadsafe(life.over.set)
         thread.join()
 
 
 class _Life:
-    """A cell from its start to its end, on an event loop of its own."""
+    """A cell from its start to its end, on an event loop of its own.
+
+    Attributes:
+        failure: why it has ended, once it has.
+    """
 
     def __init__(self, config: ClusterConfig, loras: Sequence[LocalLora]) -> None:
         self._config = config
         self._loras = loras
         self.started: Future[tuple[Any, asyncio.AbstractEventLoop]] = Future()
         self.over = asyncio.Event()
+        self.failure: BaseException | None = None
 
     def run(self) -> None:
         try:
             asyncio.run(self._live())
         except BaseException as error:  # noqa: BLE001 - it is raised where it is waited for
+            self.failure = error
             if not self.started.done():
                 self.started.set_exception(error)
 
@@ -140,19 +153,35 @@ class _Life:
                 known = Lora(lora_id, one.name, base, source, added_s=time.time())
                 cell.front.dispatch.loras.add(known)
             self.started.set_result((cell.app, asyncio.get_running_loop()))
-            await self.over.wait()
+            while not self.over.is_set():
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self.over.wait(), _CHECK_S)
+                cell.check_alive()
 
 
 class _ToApp(httpx.BaseTransport):
-    """Sends calls to an application on the event loop of another thread."""
+    """Sends calls to an application on the event loop of another thread, while that lives."""
 
-    def __init__(self, app: Any, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, app: Any, loop: asyncio.AbstractEventLoop, life: _Life) -> None:
         self._inner = httpx.ASGITransport(app, raise_app_exceptions=False)
         self._loop = loop
+        self._life = life
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
+        self._check()
         call = self._answer(request, request.read())
-        return asyncio.run_coroutine_threadsafe(call, self._loop).result()
+        answer = asyncio.run_coroutine_threadsafe(call, self._loop)
+        while True:
+            try:
+                return answer.result(_CHECK_S)
+            except TimeoutError:
+                if answer.done():
+                    raise
+                self._check()
+
+    def _check(self) -> None:
+        if self._life.failure is not None:
+            raise GenerateFailed(f"The model failed: {self._life.failure}") from self._life.failure
 
     async def _answer(self, request: httpx.Request, content: bytes) -> httpx.Response:
         sent = httpx.Request(request.method, request.url, headers=request.headers, content=content)
