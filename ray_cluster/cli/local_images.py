@@ -27,6 +27,7 @@ from ray_cluster.cli.lora_options import LocalLora
 from ray_cluster.cli.progress import step_progress
 from ray_cluster.cli.remote_jobs import generate_there
 from ray_cluster.cli.remote_service import RemoteService
+from ray_cluster.cli.signals import StopSignals
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
 from ray_cluster.config.sections import StorageConfig
@@ -62,7 +63,9 @@ def generate_here(
     names = [one.name for one in call.pools]
     with tempfile.TemporaryDirectory(prefix="ray-cluster-", ignore_cleanup_errors=True) as folder:
         small = _config_of(call, body, config, Path(folder))
-        with step_progress(console) as progress:
+        with step_progress(console) as progress, StopSignals() as signals:
+            # the folder goes, whatever ends this
+            signals.arm()
             progress.add_task(f"loading {', '.join(names)}", total=None)
             service = _served(small, call.loras)
             client = service.__enter__()
