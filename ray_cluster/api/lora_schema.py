@@ -13,7 +13,8 @@ from ray_cluster.protocol.loras import LoraState, LoraStatus
 # of one image
 MAX_LORAS = 8
 MAX_LORA_SCALE = 4
-_MAX_NAME_CHARS = 64
+# registered names are shorter; in a process of its own, `generate` names files by their paths
+_MAX_NAME_CHARS = 512
 _MAX_SOURCE_CHARS = 1000
 
 

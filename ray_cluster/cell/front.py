@@ -202,6 +202,7 @@ class Front:
 
     async def stop(self) -> None:
         """Let the next front have the job store at once, and end all held polls."""
+        self.settings.stop()
         await self.jobs.close()
         await self.states.close()
         await self.dispatch.close()

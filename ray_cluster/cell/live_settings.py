@@ -146,6 +146,11 @@ class LiveSettings:
         if self._watch is not None:
             await self._watch.start()
 
+    def stop(self) -> None:
+        """Watch the file no more."""
+        if self._watch is not None:
+            self._watch.stop()
+
     def _on_change(self, config: ClusterConfig) -> None:
         settings = self._settings_in(config)
         if config != self._config:

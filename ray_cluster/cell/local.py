@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -83,11 +83,12 @@ class LocalCell:
         self.app: FastAPI
 
     async def __aenter__(self) -> LocalCell:
-        try:
-            await self._start()
-        except BaseException:
-            await self._stop()
-            raise
+        async with AsyncExitStack() as stack:
+            # all of it ends, whatever fails of its end
+            stack.callback(self._coder.close)
+            stack.callback(self._checks.close)
+            await self._start(stack)
+            self._ends = stack.pop_all()
         return self
 
     async def __aexit__(
@@ -96,9 +97,9 @@ class LocalCell:
         _error: BaseException | None,
         _traceback: TracebackType | None,
     ) -> None:
-        await self._stop()
+        await self._ends.aclose()
 
-    async def _start(self) -> None:
+    async def _start(self, stack: AsyncExitStack) -> None:
         config = self._config
         arguments = front_arguments(config, None if self._file is None else self._file.path)
         stores = await asyncio.to_thread(Stores.open, arguments.storage)
@@ -109,9 +110,11 @@ class LocalCell:
             identity=Identity(_CELL, time.time_ns()),
             file=self._file,
         )
+        stack.push_async_callback(self.front.stop)
         await self.front.start()
         settings = CurrentSettings()
         self._feed = SettingsFeed(self.front.client, settings)
+        stack.callback(self._feed.stop)
         await self._feed.start()
         self.app = create_app(
             self.front.client,
@@ -123,13 +126,14 @@ class LocalCell:
             around=Surroundings(),
         )
         if config.loras.num_stores:
-            self._begin(self._lora_store())
+            self._begin(self._lora_store(), stack)
         for worker in config.workers:
             for number in range(worker.replicas):
-                self._begin(await self._loaded(worker, f"{worker.name}-{number}"))
+                self._begin(await self._loaded(worker, f"{worker.name}-{number}"), stack)
 
-    def _begin(self, agent: Agent) -> None:
+    def _begin(self, agent: Agent, stack: AsyncExitStack) -> None:
         agent.start()
+        stack.push_async_callback(agent.drain)
         self._agents.append(agent)
 
     def _lora_store(self) -> Agent:
@@ -200,19 +204,9 @@ class LocalCell:
     def check_alive(self) -> None:
         """Raise RuntimeError when something of it has died."""
         self.front.check_health()
+        self._feed.check_alive()
         for agent in self._agents:
             agent.check_alive()
-
-    async def _stop(self) -> None:
-        # those that others depend on last
-        for agent in reversed(self._agents):
-            await agent.drain()
-        if hasattr(self, "_feed"):
-            self._feed.stop()
-        if hasattr(self, "front"):
-            await self.front.stop()
-        self._coder.close()
-        self._checks.close()
 
 
 async def _in_daemon(work: Callable[[], Agent]) -> Agent:

@@ -11,7 +11,7 @@ from ray_cluster.api.lora_uses import BasedLora
 from ray_cluster.api.schema import REFUSED, ImageEditRequest
 from ray_cluster.api.validate import validate, validate_as
 from ray_cluster.cli.edit_inputs import EditInputs
-from ray_cluster.cli.lora_options import LocalLora, local_loras, named_shortly
+from ray_cluster.cli.lora_options import LocalLora, local_loras
 from ray_cluster.config.controlnets import ControlNetConfig
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.pools import PoolConfig
@@ -67,9 +67,6 @@ def check_call(
         InvalidRequest: a parameter is wrong.
         ConfigError: there is no such pool.
     """
-    loras = body.get("loras") or ()
-    if loras:
-        body = {**body, "loras": named_shortly(loras)}
     if inputs is None:
         fields, images = validate(body), None
     else:
@@ -85,10 +82,15 @@ def check_call(
     cascade = next((one for one in config.cascades if one.name == fields.model), None)
     models: list[str | None] = [fields.model]
     if cascade is not None:
+        if pool_name is not None:
+            raise ConfigError(
+                f"{cascade.name} is a cascade of {cascade.light} and {cascade.heavy}, in pools of "
+                "their own; leave out --pool or --model"
+            )
         models = [cascade.light, cascade.heavy]
     pools = tuple(choose_pool(config, one, pool_name) for one in models)
     pool = pools[-1]
-    files = local_loras(loras)
+    files = local_loras(body.get("loras") or ())
     # whether they fit the model is known once they are read
     uses = tuple(BasedLora(LoraUse(one.name, one.scale), pool.model_name) for one in files)
     wanted = WantedImages(fields, images, is_stored=False, loras=uses)
@@ -104,6 +106,12 @@ def _controlnet(config: ClusterConfig, name: str, base: str) -> ControlNetConfig
     """Return a ControlNet that this process runs: of the configuration, or a built-in one."""
     for one in config.controlnets:
         if one.name == name:
+            if base not in one.bases:
+                raise InvalidRequest(
+                    f"The parameter 'controlnets' names {name!r}, which is made for "
+                    f"{', '.join(one.bases)}, not for {base}.",
+                    "controlnets",
+                )
             return one.model_copy(update={"mode": "local"})
     if BUILTIN_PARTS.get(name) == "ControlNet":
         return ControlNetConfig(name=name, model=name, bases=(base,), mode="local")
@@ -149,7 +157,7 @@ def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None)
             return pool
     if model in BUILTIN_MODELS or "/" in model:
         return PoolConfig(name="local", model=model, served_as=model)
-    served = sorted({pool.model_name for pool in config.pools})
+    served = sorted({*(one.model_name for one in config.pools), *(c.name for c in config.cascades)})
     raise InvalidRequest(
         f"The parameter 'model' is {model!r}; the configuration serves {', '.join(served)}, and "
         f"built-in are {', '.join(BUILTIN_MODELS)}. Give one of these, a folder, or a hub id of "

@@ -210,7 +210,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
 
       ray-cluster generate "a blue star" --lora pastel:0.8 --lora outline -o drawn.png
 
-      ray-cluster generate "a blue star" --control shapes-sd-edges+canny=photo.png:0.8 -o steered.png
+      ray-cluster generate "a blue star" --control shapes-sd-edges+canny=a.png:0.8 -o steered.png
 
       ray-cluster generate --like red.png --guidance 5 -o stronger.png
 

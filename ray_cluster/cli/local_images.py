@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,10 @@ _POLL_S = 0.03
 # between two looks whether all of the cell lives
 _CHECK_S = 1.0
 # bounds on what one client may ask of a service: here it is its own
-_UNBOUNDED = {"max_queue_s": 1e9, "max_queued_images": 10_000, "max_body_bytes": 1 << 30}
+_UNBOUNDED = {"max_queue_s": 1e9, "max_queued_images": 10_000} | dict.fromkeys(
+    ("max_body_bytes", "max_upload_bytes", "max_stored_bytes_per_client"), 1 << 40
+)
+_ANY_LORA = dict.fromkeys(("max_file_bytes", "max_disk_bytes"), 1 << 40)
 
 
 def generate_here(
@@ -61,18 +64,18 @@ def generate_here(
     """
     logging.getLogger("ray_cluster").setLevel(logging.CRITICAL)
     names = [one.name for one in call.pools]
-    with tempfile.TemporaryDirectory(prefix="ray-cluster-", ignore_cleanup_errors=True) as folder:
+    with (
+        StopSignals(with_hangup=True) as signals,
+        tempfile.TemporaryDirectory(prefix="ray-cluster-", ignore_cleanup_errors=True) as folder,
+        ExitStack() as stack,
+    ):
+        # the folder goes, whatever ends this
+        signals.arm()
         small = _config_of(call, body, config, Path(folder))
-        with step_progress(console) as progress, StopSignals() as signals:
-            # the folder goes, whatever ends this
-            signals.arm()
+        with step_progress(console) as progress:
             progress.add_task(f"loading {', '.join(names)}", total=None)
-            service = _served(small, call.loras)
-            client = service.__enter__()
-        try:
-            images = generate_there(client, body, math.inf, previews, console, _POLL_S)
-        finally:
-            service.__exit__(None, None, None)
+            client = stack.enter_context(_served(small, call.loras))
+        images = generate_there(client, body, math.inf, previews, console, _POLL_S)
     # that of the configuration is none of the caller's
     return images if "slo_s" in body else replace(images, deadline_met=None)
 
@@ -83,16 +86,27 @@ def _config_of(
     """Return a configuration of nothing but what a call needs."""
     cascades = [one for one in config.cascades if one.name == body.get("model")]
     scorers = {one.discriminator for one in cascades}
-    loras = {"folder": str(folder / "loras"), "registered": (), "num_stores": int(bool(call.loras))}
-    sources = ("builtin:", *(str(one.path.resolve()) for one in call.loras))
+    # of a link, both ends: a hub's cache names only its links
+    ends = {end for one in call.loras for end in (one.path.absolute(), one.path.resolve())}
+    loras = {
+        **_ANY_LORA,
+        "folder": str(folder / "loras"),
+        "registered": (),
+        "num_stores": int(bool(call.loras)),
+        "sources": tuple(map(str, ends)),
+    }
     return config.model_copy(
         update={
             "http": config.http.model_copy(update={"api_keys": (), "open": True}),
             "limits": config.limits.model_copy(update=_UNBOUNDED),
             "storage": StorageConfig().resolved(folder),
-            "loras": config.loras.model_copy(update={**loras, "sources": sources}),
+            "loras": config.loras.model_copy(update=loras),
             "pools": tuple(_alone(one, config) for one in call.pools),
-            "discriminators": tuple(one for one in config.discriminators if one.name in scorers),
+            "discriminators": tuple(
+                one.model_copy(update={"replicas": 1})
+                for one in config.discriminators
+                if one.name in scorers
+            ),
             "cascades": tuple(cascades),
             "controlnets": call.controlnets,
         }
@@ -152,7 +166,7 @@ class _Life:
             base = self._config.pools[-1].model_name
             for one in self._loras:
                 # with the name of the call, which may be a path
-                lora_id, source = secrets.token_hex(8), str(one.path.resolve())
+                lora_id, source = secrets.token_hex(8), str(one.path.absolute())
                 known = Lora(lora_id, one.name, base, source, added_s=time.time())
                 cell.front.dispatch.loras.add(known)
             self.started.set_result((cell.app, asyncio.get_running_loop()))

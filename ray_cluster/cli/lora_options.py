@@ -14,7 +14,6 @@ from ray_cluster.models.builtin import BUILTIN_PARTS, weights_folder
 _SUFFIX = ".safetensors"
 # of the LoRAs that ship with the package
 _FILE = "pytorch_lora_weights.safetensors"
-_MAX_NAME_CHARS = 64
 
 
 class LocalLora(NamedTuple):
@@ -92,11 +91,6 @@ def local_loras(loras: Sequence[Mapping[str, Any]]) -> tuple[LocalLora, ...]:
     return found
 
 
-def named_shortly(loras: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return LoRAs with names that the API takes: of a file, the end of it."""
-    return [{**one, "name": str(one.get("name"))[-_MAX_NAME_CHARS:]} for one in loras]
-
-
 def _local(lora: Mapping[str, Any]) -> LocalLora:
     name, scale = str(lora["name"]), lora.get("scale")
     weight = 1.0 if scale is None else float(scale)
@@ -115,7 +109,7 @@ def _local(lora: Mapping[str, Any]) -> LocalLora:
         raise ConfigError(
             f"--lora {name} is no {_SUFFIX} file; other formats can hold programs and are not read"
         )
-    return LocalLora(name[-_MAX_NAME_CHARS:], path, weight)
+    return LocalLora(name, path, weight)
 
 
 def _is_file(name: str) -> bool:

@@ -334,7 +334,8 @@ class JobService:
         """Abort images of jobs that failed, many of which may have in one turn, in parts."""
         while self._useless:
             ids, self._useless = self._useless[:AT_ONCE], self._useless[AT_ONCE:]
-            await self._dispatch.abort(ids)
+            # an error in one part is not that of the others
+            self._tasks.spawn(self._dispatch.abort(ids))
             await asyncio.sleep(0)
 
     def _end_if_done(self, open_job: OpenJob) -> None:
