@@ -186,6 +186,23 @@ WRONG = {
 }
 
 
+def test_a_file_is_found_behind_a_hubs_link_and_by_a_long_path(cli: Cli, tmp_path: Path) -> None:
+    folder = tmp_path / ("far" * 30)
+    folder.mkdir()
+    blob, link = folder / "0123abcd", folder / "lora.safetensors"
+    shutil.copy(PASTEL, blob)
+    link.symlink_to(blob.name)
+    named, linked, again = (tmp_path / f"{name}.png" for name in ("named", "linked", "again"))
+    for lora, out in (("pastel", named), (link, linked)):
+        made = cli("generate", "a red circle", "--lora", lora, *SMALL, "-o", out)
+        assert made.exit_code == 0, made.output
+    assert np.array_equal(pixels_of(named), pixels_of(linked))
+    # its recipe says where it is
+    repeated = cli("generate", "--like", linked, "-o", again)
+    assert repeated.exit_code == 0, repeated.output
+    assert linked.read_bytes() == again.read_bytes()
+
+
 @pytest.mark.parametrize("case", WRONG, ids=list(WRONG))
 def test_a_wrong_lora_is_one_sentence(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
