@@ -49,8 +49,6 @@ class Folder(Protocol):
 
     def prepare(self) -> None: ...
 
-    def warm_up(self) -> None: ...
-
     def path_of(self, lora_id: str) -> Path | None: ...
 
     def facts_of(self, lora_id: str) -> LoraFacts | None: ...
@@ -109,7 +107,6 @@ class LoraStoreAgent:
     def start(self) -> None:
         """Begin to poll on the running loop, with what is in the folder already."""
         self._folder.prepare()
-        self._folder.warm_up()
         for lora_id in self._folder.ids:
             if (facts := self._folder.facts_of(lora_id)) is not None:
                 self._note_found(lora_id, facts)

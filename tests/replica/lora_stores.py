@@ -64,8 +64,6 @@ class MemoryFolder:
 
     def prepare(self) -> None: ...
 
-    def warm_up(self) -> None: ...
-
     def path_of(self, lora_id: str) -> Path | None:
         return Path(lora_id) if lora_id in self.here else None
 
