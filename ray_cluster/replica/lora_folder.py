@@ -163,8 +163,6 @@ class LoraFolder:
         facts = self.facts_of(lora_id)
         if facts is not None and self.path_of(lora_id) is not None:
             return facts
-        # while it is fetched
-        self.warm_up()
         # a name of its own: what has died over an earlier one may still write to that
         stem = f"{lora_id}.{secrets.token_hex(4)}"
         file, converted = self._parts / f"{stem}{SUFFIX}", self._parts / f"{stem}.factors"
