@@ -200,66 +200,6 @@ class Service:
         )
         self._process: subprocess.Popen[bytes] | None = None
 
-    def _settings(
-        self, http_port: int, dashboard_port: int, metrics_port: int, folder: Path
-    ) -> dict[str, Any]:
-        return {
-            "http": {
-                "port": http_port,
-                "num_gateways": 2,
-                "api_keys": [entry("tests", API_KEY, *ROLES)],
-                "keep_alive_s": 6,
-                "trusted_proxies": ["127.0.0.1"],
-                "cors_origins": ["http://localhost:3000"],
-            },
-            "ray": {
-                "dashboard_port": dashboard_port,
-                "metrics_port": metrics_port,
-                "num_cpus": 2,
-                "temp_dir": self._ray_folder,
-                "object_store_mib": 100,
-            },
-            "limits": {"max_queued_images": 16, "max_body_s": 10.0},
-            "logs": {"format": "json"},
-            "storage": storage_in(folder),
-            "loras": {
-                "folder": str(folder / "loras"),
-                "sources": ["builtin:", str(folder), f"http://127.0.0.1:{self.lora_port}"],
-                "fetch_timeout_s": 10.0,
-                "max_file_bytes": 10_000_000,
-                "registered": [
-                    {"name": name, "base": "shapes-sd", "source": f"builtin:{name}"}
-                    for name in STYLE_LORAS
-                ],
-            },
-            "pools": [
-                {
-                    "name": "shapes-sd",
-                    "model": str(poisoned_model(folder / "model")),
-                    "replicas": 2,
-                    "num_cpus": 0.5,
-                    "max_batch": 8,
-                    "max_in_flight": 8,
-                    "min_px": 32,
-                    "max_px": 128,
-                    "max_num_inference_steps": 400,
-                    "defaults": {
-                        "size": "64x64",
-                        "num_inference_steps": 20,
-                        "guidance_scale": 2.0,
-                        "sampler": "ddim",
-                    },
-                    "fidelity": {
-                        "sampler": "ddim",
-                        "max_guidance_scale": 2.0,
-                        "steps": [{"asked": 20, "balanced": 8, "fast": 5}],
-                    },
-                },
-                LIGHT_POOL,
-            ],
-            **CASCADE,
-        }
-
     def start(self, timeout_s: float = 300.0) -> None:
         """Start it and wait until it is ready."""
         Path(self._ray_folder).mkdir(exist_ok=True)
