@@ -24,16 +24,16 @@ from benchmarks.machine import describe_run, load_now
 from benchmarks.progress import wide_console
 from benchmarks.report import Section, as_json, print_sections
 from benchmarks.run import RESULTS
-from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.edits.template import EncodedImage
-from ray_cluster.engine.loading import LoadedModel, load_model, start_states
+from ray_cluster.engine.models.loading import LoadedModel, load_model, start_states
 from ray_cluster.engine.scorers.loading import load_scorer
-from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.imaging.small_images import small_image
 from ray_cluster.quality.classifier import load_classifier, read_pictures
 from ray_cluster.requests import BlobRef, Edit, ImageRequest
-from ray_cluster.training.scoring import Drawn
-from ray_cluster.training.suite import Kind, SuitePrompt, suite_prompts
+from ray_cluster.training.figures.scoring import Drawn
+from ray_cluster.training.figures.suite import Kind, SuitePrompt, suite_prompts
 
 _LIGHT, _HEAVY, _JUDGE = "shapes-sd-light", "shapes-sd", "shapes-discriminator"
 _KINDS: tuple[Kind, ...] = ("easy", "hard")

@@ -15,7 +15,7 @@ from ray.experimental import internal_kv
 from ray.serve.schema import LoggingConfig
 from ray.util.metrics import Counter, Gauge
 
-from ray_cluster.config.sections import LogsConfig, StorageArguments
+from ray_cluster.config.sections.cell_wide import LogsConfig, StorageArguments
 from ray_cluster.errors import ConfigError
 from ray_cluster.observability.logs import set_up_logs
 from ray_cluster.observability.metrics_changes import Change, Changes

@@ -30,17 +30,22 @@ from ray_cluster.config.arguments import (
     scorer_arguments,
     worker_arguments,
 )
-from ray_cluster.config.cascades import DiscriminatorArguments
-from ray_cluster.config.controlnets import ControlNetArguments
 from ray_cluster.config.loading import ClusterConfig, load_config
-from ray_cluster.config.pools import PoolArguments
-from ray_cluster.config.sections import LogsConfig, Section
+from ray_cluster.config.sections.cascades import DiscriminatorArguments
+from ray_cluster.config.sections.cell_wide import LogsConfig, Section
+from ray_cluster.config.sections.controlnets import ControlNetArguments
+from ray_cluster.config.sections.pools import PoolArguments
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.base_model import BaseModel
-from ray_cluster.deployments.control_net import ControlNet
 from ray_cluster.deployments.controller import Controller
-from ray_cluster.deployments.deploy_file import (
+from ray_cluster.deployments.controlnet import ControlNet
+from ray_cluster.deployments.discriminator import Discriminator
+from ray_cluster.deployments.dispatcher import Dispatcher
+from ray_cluster.deployments.gateway import Gateway
+from ray_cluster.deployments.links import DISPATCHER
+from ray_cluster.deployments.lora_store import LoraStore
+from ray_cluster.deployments.serve.deploy_file import (
     CONTROL,
     CONTROLLER,
     CONTROLLER_DEPLOYMENT,
@@ -52,12 +57,7 @@ from ray_cluster.deployments.deploy_file import (
     WORKER,
     replica_options,
 )
-from ray_cluster.deployments.discriminator import Discriminator
-from ray_cluster.deployments.dispatcher import Dispatcher
-from ray_cluster.deployments.gateway import Gateway
-from ray_cluster.deployments.links import DISPATCHER
-from ray_cluster.deployments.lora_store import LoraStore
-from ray_cluster.deployments.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
+from ray_cluster.deployments.serve.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
 from ray_cluster.errors import ConfigError
 
 # a replica releases its leases at a step boundary, well within this

@@ -16,9 +16,9 @@ from ray_cluster.config.arguments import WorkerArguments
 from ray_cluster.config.loading import set_environment
 from ray_cluster.deployments.actors import refuse_local_storage, set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
-from ray_cluster.deployments.ray_environment import ALLOCATOR_ENVIRONMENT
+from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT
 from ray_cluster.deployments.worker import Worker
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.process.gc_freeze import uncollected
 
 
@@ -35,7 +35,7 @@ class BaseModel(Worker):
         set_environment(ALLOCATOR_ENVIRONMENT)
         with uncollected():
             # not above: who only deploys this class needs none of the model libraries
-            from ray_cluster.replica.builder import build_agent, first_settings
+            from ray_cluster.replica.denoise.builder import build_agent, first_settings
 
             agent = build_agent(
                 arguments,

@@ -17,19 +17,19 @@ from functools import cache
 
 from ray_cluster.codec.values import CodecError, TextCodec
 from ray_cluster.config.arguments import ControllerArguments
-from ray_cluster.config.control import Scaling
+from ray_cluster.config.sections.controller import Scaling
 from ray_cluster.control.fleet import Curves
 from ray_cluster.control.live import LiveCluster, LivePlanner, Scaler
 from ray_cluster.control.loop import ControlLoop
 from ray_cluster.control.records import Times, record_of
 from ray_cluster.deployments.actors import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
-from ray_cluster.deployments.plan_scaling import write_planned
-from ray_cluster.deployments.policy_scaler import PolicyScaler, serve_applications
-from ray_cluster.deployments.serve_scaler import ServeScaler, dashboard_url
+from ray_cluster.deployments.serve.plan_scaling import write_planned
+from ray_cluster.deployments.serve.policy_scaler import PolicyScaler, serve_applications
+from ray_cluster.deployments.serve.serve_scaler import ServeScaler, dashboard_url
 from ray_cluster.errors import ConfigError, DispatcherUnavailable
 from ray_cluster.models.cascade_curves import load_curves
-from ray_cluster.policies.cell_planner import CellMemory, drain_s_of
+from ray_cluster.policies.planning.cell_planner import CellMemory, drain_s_of
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from ray_cluster.config.arguments import ScorerArguments
 from ray_cluster.config.loading import set_environment
 from ray_cluster.deployments.actors import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
-from ray_cluster.deployments.ray_environment import ALLOCATOR_ENVIRONMENT
+from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT
 from ray_cluster.deployments.worker import Worker
 from ray_cluster.process.gc_freeze import uncollected
 
@@ -29,8 +29,8 @@ class Discriminator(Worker):
         set_environment(ALLOCATOR_ENVIRONMENT)
         with uncollected():
             # not above: who only deploys this class needs none of the model libraries
-            from ray_cluster.replica.builder import first_settings
-            from ray_cluster.replica.scorer_builder import build_scorer
+            from ray_cluster.replica.denoise.builder import first_settings
+            from ray_cluster.replica.score.builder import build_scorer
 
             agent = build_scorer(
                 arguments,

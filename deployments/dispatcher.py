@@ -22,9 +22,9 @@ from ray_cluster.deployments.actors import (
     refuse_local_storage,
     set_up_actor_logs,
 )
-from ray_cluster.dispatch.snapshots import ClusterSnapshot
+from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
+from ray_cluster.protocol.calling.rpc import RpcServer
 from ray_cluster.protocol.leases import Endpoint
-from ray_cluster.protocol.rpc import RpcServer
 
 
 class Dispatcher:

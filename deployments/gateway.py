@@ -20,10 +20,10 @@ from ray_cluster.deployments.actors import (
     refuse_local_storage,
     set_up_actor_logs,
 )
-from ray_cluster.deployments.early_body import EarlyBodyReader
 from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.serve.early_body import EarlyBodyReader
 from ray_cluster.imaging.detectors import Detectors
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore

@@ -12,14 +12,14 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 from ray.serve.handle import DeploymentHandle
 
-from ray_cluster.deployments.deploy_file import FRONT
+from ray_cluster.deployments.serve.deploy_file import FRONT
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.protocol.control import ControlCalls
+from ray_cluster.protocol.calling.interface import Method, stub
+from ray_cluster.protocol.calling.rpc import RpcClient, RpcFailed
+from ray_cluster.protocol.calling.timeouts import within
+from ray_cluster.protocol.controller import ControlCalls
 from ray_cluster.protocol.dispatcher import DispatcherClient, DispatcherLink
-from ray_cluster.protocol.interface import Method, stub
 from ray_cluster.protocol.leases import Endpoint
-from ray_cluster.protocol.rpc import RpcClient, RpcFailed
-from ray_cluster.protocol.timeouts import within
 
 # longer than any call is held
 _GRACE_S = 30.0

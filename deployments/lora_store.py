@@ -14,7 +14,7 @@ from ray_cluster.config.arguments import LoraStoreArguments
 from ray_cluster.config.loading import set_environment
 from ray_cluster.deployments.actors import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
-from ray_cluster.deployments.ray_environment import MODEL_ENVIRONMENT
+from ray_cluster.deployments.serve.ray_environment import MODEL_ENVIRONMENT
 from ray_cluster.deployments.worker import Worker
 
 
@@ -27,8 +27,8 @@ class LoraStore(Worker):
         # of the process that converts
         set_environment(MODEL_ENVIRONMENT)
         # not above: who only deploys this class needs none of it
-        from ray_cluster.replica.lora_agent import LoraStoreAgent, store_registration
-        from ray_cluster.replica.lora_folder import LoraFolder
+        from ray_cluster.replica.lora_store.agent import LoraStoreAgent, store_registration
+        from ray_cluster.replica.lora_store.folder import LoraFolder
 
         replica_id = serve.get_replica_context().replica_id.unique_id
         agent = LoraStoreAgent(

@@ -16,10 +16,10 @@ from ray.serve.schema import ApplicationStatusOverview
 
 from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections import RayConfig
+from ray_cluster.config.sections.cell_wide import RayConfig
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.app import build_apps, build_worker
-from ray_cluster.deployments.deploy_file import CONTROLLER, FRONT, LORAS, SCORER, WORKER
+from ray_cluster.deployments.serve.deploy_file import CONTROLLER, FRONT, LORAS, SCORER, WORKER
 from ray_cluster.process.sessions import OwnSessions
 
 _POLL_S = 0.2

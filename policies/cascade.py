@@ -14,7 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ray_cluster.policies.plan import CascadePlan
+from ray_cluster.policies.planning.plan import CascadePlan
 from ray_cluster.policies.types import CascadeEntry, CascadeReason
 
 # of the slack that an idle heavy model would leave, above which a request's threshold rises

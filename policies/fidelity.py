@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.policies.steps.reuse import ReuseSchedule
 
 Fidelity = Literal["exact", "balanced", "fast"]
 Concession = Literal["fidelity", "steps"]

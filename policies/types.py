@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ray_cluster.policies.previews import preview_steps
+from ray_cluster.policies.steps.previews import preview_steps
 
 RefusalReason = Literal[
     "queue_full",
@@ -232,7 +232,7 @@ class Offer:
         accepted: whether all of them are queued now.
         predicted_s: seconds until the last of them is predicted to be done. With ``too_late``
             and an infinite ``retry_after_s``: the seconds that even an idle service needs, as
-            :func:`ray_cluster.policies.deadlines.least_slo_s` has it.
+            :func:`ray_cluster.policies.admission.deadlines.least_slo_s` has it.
         retry_after_s: seconds after which the same offer is predicted to be accepted; 0 when
             nothing is known of that (the HTTP layer waits at least a second), infinity when it
             never will be.
@@ -251,7 +251,7 @@ class Offer:
             there at present, with ``queue_full`` and ``held_back_full``.
         is_simulated: whether the prediction simulated steps; else it is a fluid's.
         exchanges: ids of preempted requests, each with that of the request that gets its slot; see
-            :mod:`ray_cluster.policies.preemption`.
+            :mod:`ray_cluster.policies.admission.preemption`.
     """
 
     accepted: bool

@@ -14,12 +14,12 @@ from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.imaging.control_maps import ControlMap, MapOrder, control_map
-from ray_cluster.imaging.image_coder import Source, loaded
+from ray_cluster.imaging.controlnet_maps import ControlMap, MapOrder, control_map
+from ray_cluster.imaging.processes.image_coder import Source, loaded
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
-from ray_cluster.protocol.control import PlanReport, RoundMode
+from ray_cluster.protocol.controller import PlanReport, RoundMode
 from ray_cluster.protocol.jobs import Creation, Job, JobPage, JobQuery, JobView
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus

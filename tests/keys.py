@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ray_cluster.config.http import HttpConfig
-from ray_cluster.config.keys import ApiKey, KeyConfig, Role
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections.http import HttpConfig
+from ray_cluster.config.sections.keys import ApiKey, KeyConfig, Role
 
 
 def with_keys(config: ClusterConfig, *keys: str | KeyConfig) -> ClusterConfig:

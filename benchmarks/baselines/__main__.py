@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from benchmarks.baselines.settings import BaselineSettings
-from ray_cluster.cli.signals import StopSignals
+from ray_cluster.cli.service.signals import StopSignals
 
 
 def main() -> int:

@@ -11,8 +11,8 @@ import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline
 
 from benchmarks.baselines.settings import shape_name
-from ray_cluster.engine.folders import resolve_folder
-from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.engine.files.folders import resolve_folder
+from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.imaging.encoder import Pixels
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}

@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from benchmarks.settings import MODEL
-from ray_cluster.config.sections import RayConfig, Section
+from ray_cluster.config.sections.cell_wide import RayConfig, Section
 
 Batching = Literal["one-by-one", "static"]
 

@@ -23,9 +23,9 @@ from benchmarks.settings import Report
 from benchmarks.stats import paired_ratio, summarise
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.factors import open_factors, write_factors
-from ray_cluster.engine.controls.asks import Controls
-from ray_cluster.engine.controls.loading import load_bank
-from ray_cluster.engine.controls.local import LocalControls
+from ray_cluster.engine.controlnets.asks import Controls
+from ray_cluster.engine.controlnets.loading import load_bank
+from ray_cluster.engine.controlnets.local import LocalControls
 from ray_cluster.requests import ImageRequest
 
 DIFFUSERS, LOCAL, REMOTE = "diffusers, one by one", "in one process", "services"

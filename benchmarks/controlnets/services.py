@@ -12,12 +12,12 @@ from multiprocessing.connection import Connection
 import psutil
 import torch
 
-from ray_cluster.config.controlnets import ControlNetArguments
-from ray_cluster.engine.controls.loading import load_bank
-from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.config.sections.controlnets import ControlNetArguments
+from ray_cluster.engine.controlnets.loading import load_bank
+from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.protocol.leases import Directory, Endpoint, Peer
-from ray_cluster.replica.control_client import RemoteControls
-from ray_cluster.replica.control_server import ControlServer
+from ray_cluster.replica.controlnet.client import RemoteControls
+from ray_cluster.replica.controlnet.server import ControlServer
 from ray_cluster.transport.connecting import listen
 
 MODELS: Mapping[str, str] = {"edges": "shapes-sd-edges", "layout": "shapes-sd-layout"}

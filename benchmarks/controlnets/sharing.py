@@ -22,11 +22,11 @@ from benchmarks.engine.subject import Subject, load_subject
 from benchmarks.report import Row, Section
 from benchmarks.settings import Report
 from benchmarks.stats import summarise
-from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.controls.asks import Controls
-from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.engine.controlnets.asks import Controls
+from ray_cluster.engine.stages.building import build_engine
+from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.protocol.leases import Directory
-from ray_cluster.replica.control_client import RemoteControls
+from ray_cluster.replica.controlnet.client import RemoteControls
 
 _JOIN_S = 20.0
 _WARM_S = 3.0

@@ -16,9 +16,9 @@ from benchmarks.engine.subject import Subject, load_subject
 from benchmarks.report import Row, Section
 from benchmarks.settings import Report
 from benchmarks.stats import summarise
-from ray_cluster.engine.controls.asks import ControlAsk, Controls
-from ray_cluster.engine.controls.loading import load_bank
-from ray_cluster.engine.controls.local import LocalControls
+from ray_cluster.engine.controlnets.asks import ControlAsk, Controls
+from ray_cluster.engine.controlnets.loading import load_bank
+from ray_cluster.engine.controlnets.local import LocalControls
 
 _BATCHES = (1, 4)
 

@@ -16,7 +16,7 @@ from benchmarks.controlnets.services import MODELS
 from benchmarks.engine.streams import Images, by_pipeline
 from benchmarks.engine.subject import Subject, make_requests
 from benchmarks.loras.subject import loaded
-from ray_cluster.engine.autoencoder import Pixels
+from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.quality.distances import find_edges
 from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest

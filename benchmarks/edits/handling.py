@@ -23,10 +23,10 @@ from benchmarks.stats import summarise
 from benchmarks.stopwatch import in_turns
 from ray_cluster.api.schema import ImageEditRequest
 from ray_cluster.api.sent_images import SentImages
-from ray_cluster.config.sections import LimitsConfig, StorageConfig
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.config.sections.cell_wide import LimitsConfig, StorageConfig
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.imaging.templates import EditPixels, Paste
-from ray_cluster.replica.edit_images import EditImages
+from ray_cluster.replica.denoise.sent_images import EditImages
 from ray_cluster.requests import BlobRef, Edit, ImageRequest, OutputSpec
 from ray_cluster.storage.inputs import OPEN_OWNER, InputStore
 

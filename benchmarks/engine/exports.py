@@ -20,11 +20,11 @@ from benchmarks.settings import SCALES, Report, Settings
 from benchmarks.stats import paired_ratio
 from benchmarks.stopwatch import in_turns
 from benchmarks.verdicts import at_most
-from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.checkpoints import Checkpoints, ExportInterval
-from ray_cluster.engine.step_engine import StepEngine
-from ray_cluster.engine.tickets import LiveTickets, Ticket
-from ray_cluster.policies.checkpointing import steps_between_exports
+from ray_cluster.engine.stages.building import build_engine
+from ray_cluster.engine.stages.tickets import LiveTickets, Ticket
+from ray_cluster.engine.step.checkpoints import Checkpoints, ExportInterval
+from ray_cluster.engine.step.step_engine import StepEngine
+from ray_cluster.policies.steps.checkpointing import steps_between_exports
 from ray_cluster.replica.state_writer import StateWriter
 from ray_cluster.storage.blob_store import BlobStore
 

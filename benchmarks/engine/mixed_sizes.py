@@ -24,11 +24,11 @@ from benchmarks.settings import SCALES, Report, Settings
 from benchmarks.stats import paired_ratio
 from benchmarks.stopwatch import in_turns
 from benchmarks.verdicts import at_least
-from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.stages.building import build_engine
+from ray_cluster.engine.stages.warmup import measure_step_cost
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.engine.unet.executor import UNetExecutor
-from ray_cluster.engine.warmup import measure_step_cost
-from ray_cluster.policies.batch_layout import BatchLayout, choose_layout
+from ray_cluster.policies.steps.batch_layout import BatchLayout, choose_layout
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ImageRequest
 

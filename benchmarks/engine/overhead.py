@@ -16,8 +16,8 @@ from benchmarks.settings import SCALES, Report, Settings
 from benchmarks.stats import paired_ratio
 from benchmarks.stopwatch import in_turns
 from benchmarks.verdicts import at_most
-from ray_cluster.engine.building import build_engine
-from ray_cluster.policies.mixed_batching import mixed_batches
+from ray_cluster.engine.stages.building import build_engine
+from ray_cluster.policies.steps.mixed_batching import mixed_batches
 
 # more than are ever taken: no row is done while it is measured
 _NUM_STEPS = 500

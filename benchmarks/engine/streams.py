@@ -21,9 +21,9 @@ from benchmarks.engine.subject import Subject, largest_difference
 from benchmarks.stats import paired_ratio
 from benchmarks.stopwatch import in_turns
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
-from ray_cluster.engine.autoencoder import Pixels
-from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.controls.asks import Controls
+from ray_cluster.engine.controlnets.asks import Controls
+from ray_cluster.engine.stages.autoencoder import Pixels
+from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.requests import ImageRequest
 

@@ -13,19 +13,19 @@ from diffusers import StableDiffusionPipeline
 from torch import Tensor
 
 from benchmarks.settings import MODEL
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.engine.autoencoder import ImageDecoder, ImageEncoder, Pixels
-from ray_cluster.engine.folders import resolve_folder
-from ray_cluster.engine.loading import (
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.files.folders import resolve_folder
+from ray_cluster.engine.models.loading import (
     LoadedModel,
     encode_images,
     load_model,
     start_states,
 )
-from ray_cluster.engine.prompt_encoder import PipelineEncoder
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.stages.autoencoder import ImageDecoder, ImageEncoder, Pixels
+from ray_cluster.engine.stages.prompt_encoder import PipelineEncoder
+from ray_cluster.engine.stages.warmup import prepare_threads
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.engine.unet.executor import UNetExecutor
-from ray_cluster.engine.warmup import prepare_threads
 from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.requests import ImageRequest
 

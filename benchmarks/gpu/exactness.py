@@ -25,10 +25,10 @@ from benchmarks.gpu.pipeline import Denoiser, Prompts
 from benchmarks.gpu.record import Section
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.subject import Contest, conditionings, executor_of, free_memory
-from ray_cluster.engine.cuda_graphs import GraphedExecutor
-from ray_cluster.engine.executor import StepBatch
-from ray_cluster.engine.state import Conditioning
-from ray_cluster.engine.token_layout import composition_of, layout_of
+from ray_cluster.engine.batch.token_layout import composition_of, layout_of
+from ray_cluster.engine.device.cuda_graphs import GraphedExecutor
+from ray_cluster.engine.step.executor import StepBatch
+from ray_cluster.engine.step.state import Conditioning
 
 _CALL_TOLERANCE = 2e-5
 _SELF_FACTOR = 4.0

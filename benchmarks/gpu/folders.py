@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from benchmarks.gpu.families import Family
-from ray_cluster.training.tokenizer import build_tokenizer
+from ray_cluster.training.networks.tokenizer import build_tokenizer
 
 _PROMPT_TOKENS = 77
 _ITEM_BYTES = 2

@@ -15,6 +15,8 @@ from benchmarks.kernels.cases import cases_of
 from benchmarks.kernels.section import measure_case
 from benchmarks.stats import summarise
 from benchmarks.stopwatch import sample_in_turns
+from ray_cluster.engine.batch.spans import Spans
+from ray_cluster.engine.batch.token_layout import composition_of, layout_of
 from ray_cluster.engine.dit.attention import (
     Attend,
     AttendAtOnce,
@@ -22,8 +24,6 @@ from ray_cluster.engine.dit.attention import (
     has_variable_length,
 )
 from ray_cluster.engine.dit.packing import packing_of
-from ray_cluster.engine.spans import Spans
-from ray_cluster.engine.token_layout import composition_of, layout_of
 
 # norm of the difference over that of the truth: halves keep 8 bits, probabilities are rounded once
 # more, and sums of many such errors are smaller than each

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.families import VAE_SCALE_FACTOR, Family
-from ray_cluster.engine.flow_schedules import FlowModel, flow_shift
-from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.schedules.flow_schedules import FlowModel, flow_shift
+from ray_cluster.engine.step.state import Conditioning
 
 _TRAIN_TIMESTEPS = 1000
 _FLUX_PATCH = 2

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.steps import OURS
-from ray_cluster.policies.latency import LatencyProfile, LatencyRow, OperationKey, SizeCount
+from ray_cluster.policies.costs.latency import LatencyProfile, LatencyRow, OperationKey, SizeCount
 
 
 def save_profiles(result: Mapping[str, Any], folder: Path, stem: str) -> Iterator[Path]:

@@ -17,9 +17,9 @@ from benchmarks.gpu.subject import Contest, SizePx, free_memory
 from benchmarks.stats import paired_ratio, summarise
 from benchmarks.stopwatch import sample_in_turns
 from benchmarks.verdicts import at_least
-from ray_cluster.engine.cuda_graphs import GraphedExecutor
-from ray_cluster.policies.batch_layout import choose_layout
-from ray_cluster.policies.cost_model import fitted_cost
+from ray_cluster.engine.device.cuda_graphs import GraphedExecutor
+from ray_cluster.policies.costs.cost_model import fitted_cost
+from ray_cluster.policies.steps.batch_layout import choose_layout
 from ray_cluster.policies.types import StepCost
 
 EAGER, COMPILED, OURS, GRAPHS = "diffusers", "diffusers compiled", "ours", "ours on CUDA graphs"

@@ -15,12 +15,12 @@ from torch import Tensor
 from benchmarks.gpu.families import VAE_SCALE_FACTOR, Family
 from benchmarks.gpu.pipeline import Denoiser, PipelineSteps
 from ray_cluster.engine.dit.executor import DiTExecutor
-from ray_cluster.engine.flow_schedules import FlowModel
-from ray_cluster.engine.samplers import SamplerTables
-from ray_cluster.engine.state import Conditioning, RequestState
-from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.schedules.flow_schedules import FlowModel
+from ray_cluster.engine.schedules.samplers import SamplerTables
+from ray_cluster.engine.step.state import Conditioning, RequestState
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.engine.unet.executor import UNetExecutor
-from ray_cluster.policies.batch_layout import BatchLayout
+from ray_cluster.policies.steps.batch_layout import BatchLayout
 from ray_cluster.requests import ImageRequest
 
 SizePx = tuple[int, int]

@@ -23,9 +23,9 @@ from benchmarks.gpu.subject import free_memory
 from benchmarks.stats import summarise
 
 if TYPE_CHECKING:
-    from ray_cluster.engine.events import RunnerEvent
-    from ray_cluster.engine.loading import LoadedModel
-    from ray_cluster.engine.runner import EngineRunner
+    from ray_cluster.engine.models.loading import LoadedModel
+    from ray_cluster.engine.stages.events import RunnerEvent
+    from ray_cluster.engine.stages.runner import EngineRunner
 
 _GIB = 2**30
 # denoising steps of a request: many while nothing else is to happen, few for much to encode and
@@ -58,10 +58,10 @@ def _served(settings: Settings, name: str, folder: Path, section: Section) -> It
     """Load a pipeline as a replica does, compare its memory with the plan, and lend its runner."""
     # need pydantic, which a machine that only measures may not have
     from benchmarks.gpu.folders import save_whole
-    from ray_cluster.config.pools import DefaultsConfig, PoolConfig
-    from ray_cluster.engine.building import build_runner
-    from ray_cluster.engine.loading import load_model
-    from ray_cluster.engine.warmup import prepare_threads, warm_up
+    from ray_cluster.config.sections.pools import DefaultsConfig, PoolConfig
+    from ray_cluster.engine.models.loading import load_model
+    from ray_cluster.engine.stages.building import build_runner
+    from ray_cluster.engine.stages.warmup import prepare_threads, warm_up
 
     section.found["what"] = (
         "a pipeline with weights of zeros, loaded and warmed up as in a replica, then twice the "
@@ -163,7 +163,7 @@ class Runs:
         self._runner.submit(request, deadline_s=time.monotonic() + _PATIENCE_S)
 
     def _note(self, event: RunnerEvent) -> None:
-        from ray_cluster.engine.events import Broken, Decoded, Died, Stepped
+        from ray_cluster.engine.stages.events import Broken, Decoded, Died, Stepped
 
         match event:
             case Stepped(report):
@@ -217,7 +217,7 @@ def measure_stages(settings: Settings, runs: Runs, section: Section) -> None:
 @torch.inference_mode()
 def measure_decoding(settings: Settings, model: LoadedModel, section: Section) -> None:
     """Compare the autoencoder in the memory format that is chosen with channels first."""
-    from ray_cluster.engine.autoencoder import ImageDecoder
+    from ray_cluster.engine.stages.autoencoder import ImageDecoder
 
     section.found["what"] = "an image decoded, latents to bytes on the host"
     vae = copy.deepcopy(model.decoder._vae)

@@ -16,15 +16,15 @@ from benchmarks.report import Row, Section
 from benchmarks.settings import Report
 from benchmarks.verdicts import at_least
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
-from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.loading import start_states
-from ray_cluster.engine.state import Conditioning
-from ray_cluster.engine.step_call import LateLoras
+from ray_cluster.engine.models.loading import start_states
+from ray_cluster.engine.stages.building import build_engine
+from ray_cluster.engine.step.state import Conditioning
+from ray_cluster.engine.step.step_call import LateLoras
 from ray_cluster.policies.fidelity import LEAST_SSIM, Fidelity
 from ray_cluster.quality.calibration import as_pictures
 from ray_cluster.quality.distances import similarity
 from ray_cluster.requests import AddOns, ImageRequest
-from ray_cluster.training.suite import suite_prompts
+from ray_cluster.training.figures.suite import suite_prompts
 
 _GUIDANCE = 2.0
 # by docs/loras.md

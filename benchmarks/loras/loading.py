@@ -17,7 +17,7 @@ from benchmarks.stopwatch import in_turns
 from ray_cluster.engine.adapters.adapter_set import bind_adapters
 from ray_cluster.engine.adapters.factors import open_factors, write_factors
 from ray_cluster.engine.adapters.lora_files import read_lora
-from ray_cluster.engine.folders import resolve_folder
+from ray_cluster.engine.files.folders import resolve_folder
 
 
 def measure(settings: LoraSettings, report: Report) -> Section:

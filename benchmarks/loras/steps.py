@@ -17,7 +17,7 @@ from benchmarks.stopwatch import cpu_seconds, in_turns
 from benchmarks.verdicts import at_most
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.lora_files import LoraFactors
-from ray_cluster.engine.building import build_engine
+from ray_cluster.engine.stages.building import build_engine
 
 # more than are ever taken: no row is done while it is measured
 _NUM_STEPS = 900

@@ -13,7 +13,7 @@ import torch
 from benchmarks.settings import MODEL
 from ray_cluster.engine.adapters.lora_files import LoraFactors, read_lora
 from ray_cluster.engine.adapters.low_rank import LowRank
-from ray_cluster.engine.folders import resolve_folder
+from ray_cluster.engine.files.folders import resolve_folder
 from ray_cluster.models.builtin import weights_folder
 
 STYLES = ("pastel", "outline", "texture")

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from benchmarks.machine import commit
 from benchmarks.policies.report import read_results, write_report
-from ray_cluster.cli.simulate_run import run_experiments
-from ray_cluster.cli.workers import MOST_PROCESSES
+from ray_cluster.cli.simulation.simulate_run import run_experiments
+from ray_cluster.cli.simulation.workers import MOST_PROCESSES
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import read_experiment
 

@@ -21,12 +21,12 @@ import numpy as np
 
 from ray_cluster.policies.baselines.sp_knapsack import Clocking
 from ray_cluster.policies.baselines.sp_static import Discipline
-from ray_cluster.policies.sp_types import ROUNDING_S, DegreeMenu
-from ray_cluster.simulator.cascade import CascadeExperiment
-from ray_cluster.simulator.control_experiment import ControlExperiment, TunedSettings, run_policy
+from ray_cluster.policies.groups.types import ROUNDING_S, DegreeMenu
+from ray_cluster.simulator.cascade.experiment import CascadeExperiment
+from ray_cluster.simulator.control.experiment import ControlExperiment, TunedSettings, run_policy
 from ray_cluster.simulator.experiment import load_choices
 from ray_cluster.simulator.experiments import read_experiment
-from ray_cluster.simulator.sp_experiment import (
+from ray_cluster.simulator.groups.experiment import (
     COMMAND,
     SpCondition,
     SpExperiment,

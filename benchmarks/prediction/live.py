@@ -17,13 +17,13 @@ from benchmarks.prediction.study import Ended, Mix, Planned, draw_trace, figures
 from benchmarks.settings import MODEL
 from ray_cluster.cell.local import LocalCell
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.loras import LorasConfig
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.config.sections.loras import LorasConfig
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.engine.loading import load_model
-from ray_cluster.engine.timing import OperationTimer
-from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.engine.device.timing import OperationTimer
+from ray_cluster.engine.models.loading import load_model
+from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.policies.types import WhenLate
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import ImageRequest

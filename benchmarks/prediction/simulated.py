@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.prediction.study import Ended, Mix, Planned, draw_trace, figures
-from ray_cluster.policies.cost_model import StepWork, decode_s, step_s, work_of
+from ray_cluster.policies.costs.cost_model import StepWork, decode_s, step_s, work_of
 from ray_cluster.policies.types import RequestView, StepCost, WhenLate
-from ray_cluster.simulator.cell import CellSpec, PoolSpec, SimulatedCell
+from ray_cluster.simulator.cell.cell import CellSpec, PoolSpec, SimulatedCell
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Arrival
 

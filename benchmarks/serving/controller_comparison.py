@@ -52,8 +52,8 @@ from benchmarks.serving.controller_watch import (
 )
 from benchmarks.serving.processes import CpuMeter
 from ray_cluster.control.fleet import HUNDRED, share_of
-from ray_cluster.training.scoring import Share
-from ray_cluster.training.suite import SuitePrompt
+from ray_cluster.training.figures.scoring import Share
+from ray_cluster.training.figures.suite import SuitePrompt
 
 OURS, STATIC = "ours", "static"
 PERIOD_S = 2.0

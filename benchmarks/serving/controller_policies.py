@@ -28,12 +28,12 @@ from ray_cluster.control.live import LivePlanner
 from ray_cluster.control.records import Glance
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
 from ray_cluster.policies.baselines.ongoing_requests import OngoingRequestsPlanner
-from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.fleet import Fleet, PoolSpec
-from ray_cluster.policies.plan import CascadePlan, Plan, PoolPlan
-from ray_cluster.policies.planner import Planner
-from ray_cluster.protocol.control import Observation, ObservedPool
-from ray_cluster.simulator.cascade_policies import CASCADE_POLICIES
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.fleet import Fleet, PoolSpec
+from ray_cluster.policies.planning.plan import CascadePlan, Plan, PoolPlan
+from ray_cluster.policies.planning.planner import Planner
+from ray_cluster.protocol.controller import Observation, ObservedPool
+from ray_cluster.simulator.cascade.policies import CASCADE_POLICIES
 
 # of the simulator's other policies, beside Ray Serve's formula over the queue
 BASELINES: Mapping[str, str] = {

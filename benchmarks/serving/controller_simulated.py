@@ -15,11 +15,11 @@ from benchmarks.serving.controller_trace import Answer
 from ray_cluster.control.fleet import HUNDRED
 from ray_cluster.control.loop import ControlLoop
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
-from ray_cluster.policies.plan import Plan, planned_settings_of
-from ray_cluster.policies.planner import Planner
-from ray_cluster.simulator.cluster import SimulatedCluster
+from ray_cluster.policies.planning.plan import Plan, planned_settings_of
+from ray_cluster.policies.planning.planner import Planner
+from ray_cluster.simulator.control.cluster import SimulatedCluster
+from ray_cluster.simulator.control.requests import SimulatedOutcome, SimulatedRequest
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.requests import SimulatedOutcome, SimulatedRequest
 
 Say = Callable[[float, str], None]
 

@@ -25,11 +25,11 @@ from ray_cluster.control.loop import FAILURES, ControlLoop, LoopLimits
 from ray_cluster.control.records import Glance
 from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.policies.baselines.threshold_maximising import ThresholdPlanner
-from ray_cluster.policies.cluster_state import ClusterState, DeviceState
-from ray_cluster.policies.fleet import Fleet, PoolSpec
-from ray_cluster.policies.plan import Plan, PoolPlan
-from ray_cluster.policies.planner import Planner
-from ray_cluster.protocol.control import Observation
+from ray_cluster.policies.planning.cluster_state import ClusterState, DeviceState
+from ray_cluster.policies.planning.fleet import Fleet, PoolSpec
+from ray_cluster.policies.planning.plan import Plan, PoolPlan
+from ray_cluster.policies.planning.planner import Planner
+from ray_cluster.protocol.controller import Observation
 
 NONE, DIFFSERVE = "none", "diffserve"
 _PATIENCE_S = 10.0
@@ -158,7 +158,7 @@ def chosen_settings(kind: str, policy: str) -> dict[str, float]:
 async def _watch(out: Path, policy: str, period_s: float) -> None:
     # imports Ray
     from ray_cluster.deployments.links import DispatcherHandle
-    from ray_cluster.deployments.serve_scaler import ServeScaler, dashboard_url
+    from ray_cluster.deployments.serve.serve_scaler import ServeScaler, dashboard_url
 
     calls = DispatcherHandle(patience_s=_PATIENCE_S).control
     loop = asyncio.get_running_loop()

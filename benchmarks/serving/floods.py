@@ -33,7 +33,7 @@ from benchmarks.serving.service_process import running
 from benchmarks.settings import Report, Settings
 from benchmarks.stats import percentile
 from benchmarks.verdicts import at_least
-from ray_cluster.config.keys import key_digest
+from ray_cluster.config.sections.keys import key_digest
 
 FLOOD_KEY, OTHER_KEY = "flood", "other"
 IDLE, BUSY, DEAD = "shapes-sd-light", "shapes-sd", "dead"

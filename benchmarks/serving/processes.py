@@ -22,7 +22,7 @@ _ROLES = (
     ("Gateway", "gateway"),
     ("ProxyActor", "Serve proxy"),
     ("ServeController", "Serve controller"),
-    ("ray_cluster.imaging.worker_process", "image coder"),
+    ("ray_cluster.imaging.processes.worker_process", "image coder"),
     ("ray_cluster.cli", "serve command"),
     ("gcs_server", "Ray: gcs"),
     ("raylet/raylet", "Ray: raylet"),

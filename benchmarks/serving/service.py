@@ -23,7 +23,7 @@ from benchmarks.settings import Report, Settings
 from benchmarks.stats import percentile, summarise
 from benchmarks.verdicts import at_most
 from ray_cluster.imaging.encoder import encode_image
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.requests import OutputSpec
 
 _ENGINE_PARTS = ("encode_s", "denoise_s", "decode_s")

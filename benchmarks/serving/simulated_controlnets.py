@@ -6,11 +6,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ray_cluster.policies.cost_model import TimedStep, control_share, fitted_cost, step_s, work_of
+from ray_cluster.policies.costs.cost_model import (
+    TimedStep,
+    control_share,
+    fitted_cost,
+    step_s,
+    work_of,
+)
 from ray_cluster.policies.types import RequestView, StepCost
-from ray_cluster.simulator.add_ons import AddOnCost, Way
-from ray_cluster.simulator.cell import CellResult, CellSpec, PoolSpec, SimulatedCell
-from ray_cluster.simulator.control_services import ServiceSpec
+from ray_cluster.simulator.cell.cell import CellResult, CellSpec, PoolSpec, SimulatedCell
+from ray_cluster.simulator.controlnets.add_ons import AddOnCost, Way
+from ray_cluster.simulator.controlnets.services import ServiceSpec
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Arrival
 

@@ -14,9 +14,9 @@ from benchmarks.serving.calls import image_body, post_image
 from benchmarks.settings import GUIDANCE, NUM_STEPS
 from benchmarks.stats import paired_ratio, summarise
 from benchmarks.stopwatch import in_turns
-from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.events import Broken, Decoded, RunnerEvent
-from ray_cluster.engine.runner import EngineRunner
+from ray_cluster.engine.stages.building import build_engine
+from ray_cluster.engine.stages.events import Broken, Decoded, RunnerEvent
+from ray_cluster.engine.stages.runner import EngineRunner
 
 CLIENTS = 8
 _COUNT = 3 * CLIENTS

@@ -10,10 +10,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from ray_cluster.policies.allocation_problem import BatchOption
-from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.fleet import Fleet, PoolSpec, ServiceSpec
-from ray_cluster.policies.plan import CascadePlan, Plan, PoolPlan
+from ray_cluster.policies.allocation.problem import BatchOption
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.fleet import Fleet, PoolSpec, ServiceSpec
+from ray_cluster.policies.planning.plan import CascadePlan, Plan, PoolPlan
 
 THRESHOLDS = tuple(number / 200 for number in range(201))
 _EPSILON = 1e-9

@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ray_cluster.policies.baselines.cascade_choice import highest_threshold, plan_of, two_models
-from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.fleet import Fleet
-from ray_cluster.policies.plan import CascadePlan, Plan, PoolPlan
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.fleet import Fleet
+from ray_cluster.policies.planning.plan import CascadePlan, Plan, PoolPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.step_policy import StepDecision, StepView
+from ray_cluster.policies.steps.ordering import queue_key
+from ray_cluster.policies.steps.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RequestView, RowView
 
 
@@ -43,7 +43,7 @@ class FixedBatches:
             )
 
     def __call__(self, view: StepView) -> StepDecision:
-        """Decide; a :data:`ray_cluster.policies.step_policy.StepPolicy`."""
+        """Decide; a :data:`ray_cluster.policies.steps.step_policy.StepPolicy`."""
         rows = sorted(view.rows, key=_arrived)
         begun = [row.request for row in rows if row.request.steps_done]
         if begun:
@@ -70,7 +70,7 @@ class InTimeBatches:
     batch_s: Callable[[int], float]
 
     def __call__(self, view: StepView) -> StepDecision:
-        """Decide; a :data:`ray_cluster.policies.step_policy.StepPolicy`."""
+        """Decide; a :data:`ray_cluster.policies.steps.step_policy.StepPolicy`."""
         requests = sorted((row.request for row in view.rows), key=queue_key)
         begun = [one for one in requests if one.steps_done]
         if begun:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.fleet import Fleet, PoolSpec
-from ray_cluster.policies.plan import Plan, PoolPlan
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.fleet import Fleet, PoolSpec
+from ray_cluster.policies.planning.plan import Plan, PoolPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,9 @@ from ray_cluster.policies.baselines.cascade_choice import (
     pools_of,
     two_models,
 )
-from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.fleet import Fleet
-from ray_cluster.policies.plan import CascadePlan, Plan
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.fleet import Fleet
+from ray_cluster.policies.planning.plan import CascadePlan, Plan
 
 
 @dataclass(frozen=True, slots=True)

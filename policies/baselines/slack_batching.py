@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.step_policy import StepDecision, StepView
+from ray_cluster.policies.costs.cost_model import step_s, work_of
+from ray_cluster.policies.steps.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RequestView, StepCost
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class SlackBatches:
             raise ValueError(f"a threshold must be finite; given {self.threshold}")
 
     def __call__(self, view: StepView) -> StepDecision:
-        """Decide; a :data:`ray_cluster.policies.step_policy.StepPolicy`."""
+        """Decide; a :data:`ray_cluster.policies.steps.step_policy.StepPolicy`."""
         active = [row.request for row in view.rows if row.request.steps_done]
         waits = [row.request for row in view.rows if not row.request.steps_done]
         waits.sort(key=lambda one: self._slack(one, view.now_s))

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ray_cluster.policies.sp_types import ROUNDING_S, GroupRequest, GroupView, RoundDecision
+from ray_cluster.policies.groups.types import ROUNDING_S, GroupRequest, GroupView, RoundDecision
 
 Discipline = Literal["fcfs", "edf", "edf_backfill"]
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.baselines.cascade_choice import (
     THRESHOLDS,
     ArrivalAverage,
@@ -26,9 +26,9 @@ from ray_cluster.policies.baselines.cascade_choice import (
     two_models,
 )
 from ray_cluster.policies.cascade import ConfidenceWindow, deferral_rate, observe, window_from
-from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.fleet import Fleet, PoolSpec
-from ray_cluster.policies.plan import Plan
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.fleet import Fleet, PoolSpec
+from ray_cluster.policies.planning.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)

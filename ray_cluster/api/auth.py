@@ -16,7 +16,7 @@ from starlette.requests import Request
 
 from ray_cluster.api.errors import ApiError
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.config.keys import ROLES, Role, key_digest
+from ray_cluster.config.sections.keys import ROLES, Role, key_digest
 from ray_cluster.protocol.jobs import ADDRESS
 from ray_cluster.storage.inputs import OPEN_OWNER
 

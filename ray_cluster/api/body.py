@@ -15,9 +15,9 @@ from starlette.requests import Request
 
 from ray_cluster.api.auth import caller_of
 from ray_cluster.api.errors import ApiError, unavailable
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.policies.fair_share import fits
+from ray_cluster.policies.admission.fair_share import fits
 
 # what a client may go on sending after the limit: it reads the 413 only when it has sent all
 DRAIN_FACTOR = 16
@@ -85,7 +85,8 @@ class BodyLimit:
 
 
 class _Pot:
-    """Something bounded that clients hold; see :func:`~ray_cluster.policies.fair_share.fits`."""
+    """Something bounded that clients hold; see
+    :func:`~ray_cluster.policies.admission.fair_share.fits`."""
 
     def __init__(self, unit: str) -> None:
         self._unit = unit

@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ray_cluster.api.middleware import REQUEST_ID_HEADER
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.config.http import HttpSettings
+from ray_cluster.config.sections.http import HttpSettings
 
 _METHODS = ("GET", "HEAD", "POST", "DELETE")
 # what a page may read of a reply beside its body and type

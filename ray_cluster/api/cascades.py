@@ -9,7 +9,7 @@ from typing import Any
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.edits import WantedImages
 from ray_cluster.api.prompts import PromptCheck
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.policies.cascade import cascade_entry, entry_for_quality
 from ray_cluster.policies.types import CascadeEntry, EntryReason

@@ -21,7 +21,7 @@ from ray_cluster.api.replies import (
 )
 from ray_cluster.api.schema import MAX_INPUT_IMAGES
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.config.loras import LORA_NAME
+from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.dispatcher import DispatcherClient, LoraCalls
 from ray_cluster.protocol.loras import MAX_LORAS_AT_ONCE, Lora, LoraStatus

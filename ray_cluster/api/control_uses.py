@@ -15,7 +15,7 @@ from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.api.validate import describe
 from ray_cluster.config.validation_errors import nearest
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.imaging.control_maps import MapOrder
+from ray_cluster.imaging.controlnet_maps import MapOrder
 from ray_cluster.imaging.detectors import DETECTOR_NAMES
 from ray_cluster.protocol.settings import ControlModel
 from ray_cluster.requests import BlobRef, ControlUse, ImageRequest

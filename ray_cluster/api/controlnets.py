@@ -19,8 +19,8 @@ from ray_cluster.api.sent_images import MadeMap, SentImages, image_text, no_file
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.api.validate import validate_as
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.imaging.control_maps import MapOrder
-from ray_cluster.policies.edits import SizePx
+from ray_cluster.imaging.controlnet_maps import MapOrder
+from ray_cluster.policies.steps.edits import SizePx
 from ray_cluster.requests import BlobRef, size_of
 
 

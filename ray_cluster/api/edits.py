@@ -11,10 +11,11 @@ from ray_cluster.api.lora_start import start_profile, with_start
 from ray_cluster.api.lora_uses import BasedLora, with_loras
 from ray_cluster.api.resolve import canvas_size, resolve
 from ray_cluster.api.schema import ImageEditRequest, ImageGenerationRequest, ImageVariationRequest
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts
-from ray_cluster.policies.edits import (
+from ray_cluster.policies.fidelity import Terms
+from ray_cluster.policies.steps.edits import (
     Box,
     EditGeometry,
     SizeBounds,
@@ -22,7 +23,6 @@ from ray_cluster.policies.edits import (
     computed_steps,
     edit_geometry,
 )
-from ray_cluster.policies.fidelity import Terms
 from ray_cluster.requests import (
     FLOW_SAMPLER_NAMES,
     BlobRef,

@@ -10,8 +10,8 @@ from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import ApiError, not_deployed, unavailable
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.protocol.calling.turns import Shared
 from ray_cluster.protocol.dispatcher import DispatcherClient
-from ray_cluster.protocol.turns import Shared
 
 # a dispatcher that is slower than this answers too late for any caller of /readyz
 ANSWER_TIMEOUT_S = 2.0

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ray_cluster.config.loras import LORA_NAME
+from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.errors import without_password
 from ray_cluster.protocol.loras import LoraState, LoraStatus
 

@@ -9,7 +9,7 @@ from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import model_not_found, not_found
 from ray_cluster.api.lora_schema import MAX_LORAS
 from ray_cluster.api.schema import ImageGenerationRequest
-from ray_cluster.config.loras import LORA_NAME
+from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.protocol.dispatcher import LoraCalls
 from ray_cluster.protocol.loras import LoraLookup, LoraStatus

@@ -18,7 +18,7 @@ from ray_cluster.api.files import url_of
 from ray_cluster.api.lora_schema import LoraList, LoraRegistration, LoraResponse, lora_reply
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.api.validate import check_query, validate_as
-from ray_cluster.config.loras import LORA_NAME
+from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.protocol.dispatcher import LoraCalls
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraStatus

@@ -17,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.logs import LogFields, log_event
 from ray_cluster.observability.metrics_snapshot import Snapshot, render, take
+from ray_cluster.protocol.calling.turns import Shared
 from ray_cluster.protocol.dispatcher import DispatcherClient
-from ray_cluster.protocol.turns import Shared
 
 logger = logging.getLogger(__name__)
 

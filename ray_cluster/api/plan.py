@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from ray_cluster.api.errors import ApiError, not_found
 from ray_cluster.api.plan_schema import PlanResponse, plan_reply
-from ray_cluster.protocol.control import PlanCalls, PlanReport
+from ray_cluster.protocol.controller import PlanCalls, PlanReport
 
 
 class PlanEndpoint:

@@ -7,8 +7,8 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
-from ray_cluster.policies.plan import CascadePlan
-from ray_cluster.protocol.control import PlanReport, RoundRecord
+from ray_cluster.policies.planning.plan import CascadePlan
+from ray_cluster.protocol.controller import PlanReport, RoundRecord
 
 PlanState = Literal["applied", "paused", "dry_run", "starting", "silent"]
 

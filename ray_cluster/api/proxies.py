@@ -6,7 +6,7 @@ everything else reads it there.
 The peer is what connects to Ray Serve's own HTTP proxy (uvicorn), which passes each call on with
 its scope: the gateway's own connection says nothing. uvicorn would already believe
 ``X-Forwarded-For`` and ``-Proto`` of any peer on its machine, and hide that peer's address;
-:mod:`ray_cluster.deployments.ray_environment` turns that off.
+:mod:`ray_cluster.deployments.serve.ray_environment` turns that off.
 """
 
 from __future__ import annotations

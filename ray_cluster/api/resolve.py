@@ -8,7 +8,7 @@ from dataclasses import replace
 from ray_cluster.api.fidelity import Setting, resolve_steps
 from ray_cluster.api.schema import MAX_SEED, ImageGenerationRequest
 from ray_cluster.api.validate import describe
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import ImageRequest, ModelProfile, OutputSpec, SamplerName, size_of
 

@@ -46,7 +46,7 @@ from ray_cluster.api.replies import (
 from ray_cluster.api.schema import ImagesResponse
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.api.uploaded_files import FileResponse, UploadedFilesEndpoint
-from ray_cluster.config.keys import Role
+from ray_cluster.config.sections.keys import Role
 
 _IDEMPOTENCY_KEY = {
     "name": "Idempotency-Key",

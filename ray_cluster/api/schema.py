@@ -14,7 +14,7 @@ from ray_cluster.api.cascade_reply import CascadeCard
 from ray_cluster.api.control_schema import ControlCards, ControlChoices
 from ray_cluster.api.lora_schema import LoraCards, LoraChoices, LoraStarted, LoraStartStep
 from ray_cluster.policies.fidelity import Concession, Fidelity
-from ray_cluster.policies.previews import MAX_PREVIEWS
+from ray_cluster.policies.steps.previews import MAX_PREVIEWS
 from ray_cluster.policies.types import WhenLate
 from ray_cluster.requests import MAX_GUIDANCE_SCALE, ImageFormat, SamplerName
 

@@ -21,12 +21,12 @@ from ray_cluster.api.schema import MAX_INPUT_IMAGES, ImageEditRequest
 from ray_cluster.api.stored_inputs import ClientInputs, StoredBytes
 from ray_cluster.api.uploads import MoreFiles, Uploads, once, store_fails
 from ray_cluster.api.validate import describe, refused
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
-from ray_cluster.imaging.control_maps import ControlMap, MapOrder
+from ray_cluster.imaging.controlnet_maps import ControlMap, MapOrder
 from ray_cluster.imaging.detectors import Detectors
-from ray_cluster.imaging.fair_queue import QueueFull
-from ray_cluster.imaging.image_coder import Source
+from ray_cluster.imaging.processes.fair_queue import QueueFull
+from ray_cluster.imaging.processes.image_coder import Source
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStoreError
@@ -44,7 +44,8 @@ P = ParamSpec("P")
 
 
 class ImageChecks(Protocol):
-    """The part of an :class:`~ray_cluster.imaging.image_coder.ImageCoder` that is used here."""
+    """The part of an :class:`~ray_cluster.imaging.processes.image_coder.ImageCoder` that is used
+    here."""
 
     def image_facts(
         self, data: Source, param: str, max_pixels: int, client: str

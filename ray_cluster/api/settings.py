@@ -8,8 +8,8 @@ import secrets
 from dataclasses import replace
 
 from ray_cluster.api.errors import unavailable
-from ray_cluster.config.http import HttpSettings
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
+from ray_cluster.config.sections.http import HttpSettings
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
 from ray_cluster.protocol.settings import (

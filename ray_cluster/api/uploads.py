@@ -21,7 +21,7 @@ from ray_cluster.api.file_ids import FILE_PREFIX, file_of_id
 from ray_cluster.api.multipart import Event, PartBegin, boundary_of, form_events
 from ray_cluster.api.schema import REFUSED
 from ray_cluster.api.validate import refused
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStoreError

@@ -18,23 +18,24 @@ from typing import Any
 from ray_cluster.cell.calls import CellService
 from ray_cluster.cell.live_settings import LiveSettings
 from ray_cluster.config.arguments import FrontArguments
-from ray_cluster.config.cascades import CascadeConfig
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections import StorageArguments
+from ray_cluster.config.sections.cascades import CascadeConfig
+from ray_cluster.config.sections.cell_wide import StorageArguments
 from ray_cluster.config.settings import Settings
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.dispatch.candidates import Candidates
+from ray_cluster.dispatch.cascades.candidates import Candidates
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state_sweeper import StateSweeper
 from ray_cluster.errors import ConfigError
 from ray_cluster.jobs.service import JobService
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.models.local import check_models
 from ray_cluster.observability.metrics_snapshot import MetricsBook
 from ray_cluster.policies.cascade import DeferralCurve
-from ray_cluster.protocol.control import ControlCalls, PlanCalls
+from ray_cluster.protocol.calling.interface import Method, methods_of, stub
+from ray_cluster.protocol.controller import ControlCalls, PlanCalls
 from ray_cluster.protocol.dispatcher import (
     CellCalls,
     DispatcherClient,
@@ -43,7 +44,6 @@ from ray_cluster.protocol.dispatcher import (
     JobCalls,
     LoraCalls,
 )
-from ray_cluster.protocol.interface import Method, methods_of, stub
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
@@ -191,7 +191,7 @@ class Front:
 
         Raises:
             ConfigError, JobStoreError: see :meth:`LiveSettings.start` and
-                :meth:`Ownership.take <ray_cluster.jobs.ownership.Ownership.take>`.
+                :meth:`Ownership.take <ray_cluster.jobs.store.ownership.Ownership.take>`.
         """
         # before anything is read or written
         await self.jobs.ownership.take()

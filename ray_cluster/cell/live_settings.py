@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ray_cluster.config.arguments import FrontArguments, needs_redeploy
-from ray_cluster.config.cascades import DiscriminatorArguments
-from ray_cluster.config.controlnets import ControlNetArguments
-from ray_cluster.config.keys import ApiKey
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.pools import PoolArguments
+from ray_cluster.config.sections.cascades import DiscriminatorArguments
+from ray_cluster.config.sections.controlnets import ControlNetArguments
+from ray_cluster.config.sections.keys import ApiKey
+from ray_cluster.config.sections.pools import PoolArguments
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.dispatch.core import DispatchCore

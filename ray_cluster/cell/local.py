@@ -27,13 +27,13 @@ from ray_cluster.config.arguments import (
     scorer_arguments,
     worker_arguments,
 )
-from ray_cluster.config.cascades import DiscriminatorConfig
-from ray_cluster.config.controlnets import ControlNetConfig
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections.cascades import DiscriminatorConfig
+from ray_cluster.config.sections.controlnets import ControlNetConfig
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.imaging.detectors import Detectors
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.protocol.settings import WorkerSettings
 
@@ -138,9 +138,9 @@ class LocalCell:
 
     def _lora_store(self) -> Agent:
         # not above: who only wants a front needs none of it
-        from ray_cluster.replica.lora_agent import LoraStoreAgent, store_registration
-        from ray_cluster.replica.lora_folder import LoraFolder
-        from ray_cluster.replica.lora_processes import LoraThreads
+        from ray_cluster.replica.lora_store.agent import LoraStoreAgent, store_registration
+        from ray_cluster.replica.lora_store.folder import LoraFolder
+        from ray_cluster.replica.lora_store.processes import LoraThreads
 
         return LoraStoreAgent(
             store_registration("loras", _NODE),
@@ -168,9 +168,9 @@ class LocalCell:
     ) -> Agent:
         with uncollected():
             # not above: torch and the model libraries take seconds
-            from ray_cluster.replica.builder import build_agent
-            from ray_cluster.replica.control_builder import build_control
-            from ray_cluster.replica.scorer_builder import build_scorer
+            from ray_cluster.replica.controlnet.builder import build_control
+            from ray_cluster.replica.denoise.builder import build_agent
+            from ray_cluster.replica.score.builder import build_scorer
         config, link, clock = self._config, self.front.link, time.monotonic
         if isinstance(worker, PoolConfig):
             return build_agent(

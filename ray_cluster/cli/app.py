@@ -8,20 +8,20 @@ from typing import Annotated
 
 import typer
 
+from ray_cluster.cli.checks.doctor import doctor
 from ray_cluster.cli.config import config
-from ray_cluster.cli.controlnets import controlnets
-from ray_cluster.cli.doctor import doctor
-from ray_cluster.cli.generate import generate
-from ray_cluster.cli.jobs import jobs
+from ray_cluster.cli.images.generate import generate
 from ray_cluster.cli.keys import keys
-from ray_cluster.cli.loras import loras
-from ray_cluster.cli.models import models
+from ray_cluster.cli.models.models import models
+from ray_cluster.cli.models.profile import profile
 from ray_cluster.cli.observe import observe
-from ray_cluster.cli.plan import plan
-from ray_cluster.cli.profile import profile
-from ray_cluster.cli.serve import serve
-from ray_cluster.cli.settings import settings
-from ray_cluster.cli.simulate import simulate
+from ray_cluster.cli.remote.controlnets import controlnets
+from ray_cluster.cli.remote.jobs import jobs
+from ray_cluster.cli.remote.loras import loras
+from ray_cluster.cli.remote.settings import settings
+from ray_cluster.cli.service.serve import serve
+from ray_cluster.cli.simulation.plan import plan
+from ray_cluster.cli.simulation.simulate import simulate
 
 app = typer.Typer(
     help="Serve images from diffusion models, and make them from the command line.",

@@ -54,7 +54,7 @@ def config(
     from ray_cluster.cli.output import plain_errors, warn
     from ray_cluster.config.loading import load_config
     from ray_cluster.config.reference_docs import reference
-    from ray_cluster.engine.folders import check_local_files
+    from ray_cluster.engine.files.folders import check_local_files
     from ray_cluster.models.local import check_models
 
     if with_reference:
@@ -108,7 +108,7 @@ def _serve_deploy(
 ) -> dict[str, Any]:
     """Return Serve's config file; it names this folder only if paths of storage are relative."""
     from ray_cluster.config.loading import load_config
-    from ray_cluster.deployments.deploy_file import serve_config
+    from ray_cluster.deployments.serve.deploy_file import serve_config
     from ray_cluster.errors import ConfigError
 
     if path is None:

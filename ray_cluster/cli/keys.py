@@ -60,7 +60,7 @@ def digest() -> None:
     import sys
 
     from ray_cluster.cli.output import fail, stdout
-    from ray_cluster.config.keys import KEY_PREFIX, key_digest
+    from ray_cluster.config.sections.keys import KEY_PREFIX, key_digest
 
     is_asked = sys.stdin.isatty()
     text = typer.prompt("Key", hide_input=True, err=True) if is_asked else sys.stdin.read()
@@ -76,7 +76,7 @@ def _entry(name: str, key: str, roles: list[str]) -> str:
 
     from pydantic import ValidationError
 
-    from ray_cluster.config.keys import KeyConfig
+    from ray_cluster.config.sections.keys import KeyConfig
     from ray_cluster.config.validation_errors import describe
     from ray_cluster.errors import ConfigError
 

@@ -12,20 +12,20 @@ from typing import Any
 
 from pydantic import Field, SecretStr
 
-from ray_cluster.config.cascades import DiscriminatorArguments
-from ray_cluster.config.control import ControlArguments, Scaling
-from ray_cluster.config.controlnets import ControlNetArguments
-from ray_cluster.config.http import HttpArguments
 from ray_cluster.config.loading import ClusterConfig, environment_keys
-from ray_cluster.config.loras import LoraArguments
-from ray_cluster.config.pools import PoolArguments
-from ray_cluster.config.preprocessors import PreprocessorsConfig
-from ray_cluster.config.sections import (
+from ray_cluster.config.sections.cascades import DiscriminatorArguments
+from ray_cluster.config.sections.cell_wide import (
     DispatchArguments,
     LogsConfig,
     Section,
     StorageArguments,
 )
+from ray_cluster.config.sections.controller import ControlArguments, Scaling
+from ray_cluster.config.sections.controlnets import ControlNetArguments
+from ray_cluster.config.sections.http import HttpArguments
+from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.config.sections.pools import PoolArguments
+from ray_cluster.config.sections.preprocessors import PreprocessorsConfig
 from ray_cluster.config.settings import part_of
 from ray_cluster.errors import without_password
 

@@ -10,14 +10,8 @@ from typing import Any
 
 from pydantic import Field, ValidationError, model_validator
 
-from ray_cluster.config.cascades import CascadeConfig, DiscriminatorConfig, check_cascades
-from ray_cluster.config.control import ControlConfig
-from ray_cluster.config.controlnets import ControlNetConfig, check_controlnets
-from ray_cluster.config.http import HttpConfig
-from ray_cluster.config.loras import LorasConfig
-from ray_cluster.config.pools import RESERVED_NAMES, PoolConfig
-from ray_cluster.config.preprocessors import PreprocessorsConfig
-from ray_cluster.config.sections import (
+from ray_cluster.config.sections.cascades import CascadeConfig, DiscriminatorConfig, check_cascades
+from ray_cluster.config.sections.cell_wide import (
     DispatchConfig,
     LimitsConfig,
     LogsConfig,
@@ -25,6 +19,12 @@ from ray_cluster.config.sections import (
     Section,
     StorageConfig,
 )
+from ray_cluster.config.sections.controller import ControlConfig
+from ray_cluster.config.sections.controlnets import ControlNetConfig, check_controlnets
+from ray_cluster.config.sections.http import HttpConfig
+from ray_cluster.config.sections.loras import LorasConfig
+from ray_cluster.config.sections.pools import RESERVED_NAMES, PoolConfig
+from ray_cluster.config.sections.preprocessors import PreprocessorsConfig
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.errors import ConfigError

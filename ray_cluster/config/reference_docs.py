@@ -9,20 +9,20 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from ray_cluster.config.cascades import DiscriminatorArguments
-from ray_cluster.config.control import ControlArguments
-from ray_cluster.config.controlnets import ControlNetArguments
-from ray_cluster.config.http import HttpArguments
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.loras import LoraArguments
-from ray_cluster.config.pools import PoolArguments
-from ray_cluster.config.preprocessors import PreprocessorsConfig
-from ray_cluster.config.sections import (
+from ray_cluster.config.sections.cascades import DiscriminatorArguments
+from ray_cluster.config.sections.cell_wide import (
     DispatchArguments,
     LogsConfig,
     RayConfig,
     StorageArguments,
 )
+from ray_cluster.config.sections.controller import ControlArguments
+from ray_cluster.config.sections.controlnets import ControlNetArguments
+from ray_cluster.config.sections.http import HttpArguments
+from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.config.sections.pools import PoolArguments
+from ray_cluster.config.sections.preprocessors import PreprocessorsConfig
 from ray_cluster.config.validation_errors import section_in
 
 # how bounds are written

@@ -9,20 +9,20 @@ from typing import TypeVar
 
 from pydantic import SecretStr, ValidationError
 
-from ray_cluster.config.cascades import CascadeConfig, DiscriminatorTuning
-from ray_cluster.config.control import ControlSettings
-from ray_cluster.config.controlnets import ControlNetConfig, ControlNetTuning
-from ray_cluster.config.http import HttpSettings
-from ray_cluster.config.keys import ApiKey, check_distinct
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.loras import LoraSettings
-from ray_cluster.config.pools import PoolArguments, PoolConfig, PoolTuning
-from ray_cluster.config.sections import (
+from ray_cluster.config.sections.cascades import CascadeConfig, DiscriminatorTuning
+from ray_cluster.config.sections.cell_wide import (
     DispatchSettings,
     LimitsConfig,
     Section,
     StorageSettings,
 )
+from ray_cluster.config.sections.controller import ControlSettings
+from ray_cluster.config.sections.controlnets import ControlNetConfig, ControlNetTuning
+from ray_cluster.config.sections.http import HttpSettings
+from ray_cluster.config.sections.keys import ApiKey, check_distinct
+from ray_cluster.config.sections.loras import LoraSettings
+from ray_cluster.config.sections.pools import PoolArguments, PoolConfig, PoolTuning
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError
 

@@ -12,21 +12,27 @@ from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
 
-from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve, capped
-from ray_cluster.policies.cluster_state import (
+from ray_cluster.policies.costs.cost_model import decode_s, step_s, work_of
+from ray_cluster.policies.planning.cluster_state import (
     ClusterState,
     DeviceState,
     ModelState,
     PoolState,
     ServiceState,
 )
-from ray_cluster.policies.cost_model import decode_s, step_s, work_of
-from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
-from ray_cluster.policies.helpers import Caller, HelperSpec
-from ray_cluster.policies.plan import Plan
+from ray_cluster.policies.planning.fleet import (
+    CascadeSpec,
+    DeviceSpec,
+    Fleet,
+    PoolSpec,
+    ServiceSpec,
+)
+from ray_cluster.policies.planning.helpers import Caller, HelperSpec
+from ray_cluster.policies.planning.plan import Plan
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.control import (
+from ray_cluster.protocol.controller import (
     ModelQueue,
     Observation,
     ObservedCascade,

@@ -14,10 +14,10 @@ from typing import Any, Protocol, TypeVar
 from ray_cluster.control.fleet import Asked, CellFleet, CurvesOf, fleet_of, state_of
 from ray_cluster.control.loop import LoopLimits
 from ray_cluster.control.records import Glance
-from ray_cluster.policies.cell_planner import CellMemory, CellPlanner, cell_planner
-from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.plan import Plan, PlannedSettings, PoolPlan
-from ray_cluster.protocol.control import ControlCalls, Observation
+from ray_cluster.policies.planning.cell_planner import CellMemory, CellPlanner, cell_planner
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.plan import Plan, PlannedSettings, PoolPlan
+from ray_cluster.protocol.controller import ControlCalls, Observation
 
 T = TypeVar("T")
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
 from ray_cluster.errors import RayClusterError
-from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.plan import (
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.plan import (
     Plan,
     PlanDiff,
     PlannedSettings,
@@ -26,8 +26,8 @@ from ray_cluster.policies.plan import (
     diff,
     settled,
 )
-from ray_cluster.policies.planner import Planner
-from ray_cluster.policies.rollback import (
+from ray_cluster.policies.planning.planner import Planner
+from ray_cluster.policies.planning.rollback import (
     Growths,
     Hold,
     Overdue,

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from ray_cluster.control.fleet import CellFleet
 from ray_cluster.control.loop import RoundReport
-from ray_cluster.policies.cell_planner import CellMemory
-from ray_cluster.policies.cluster_state import ClusterState
-from ray_cluster.policies.demand import Demand, DemandSmoothing, forecast_per_s
-from ray_cluster.policies.fleet import PoolSpec
-from ray_cluster.policies.plan import CascadePlan, Plan, PlannedSettings, PoolPlan
-from ray_cluster.protocol.control import (
+from ray_cluster.policies.planning.cell_planner import CellMemory
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.demand import Demand, DemandSmoothing, forecast_per_s
+from ray_cluster.policies.planning.fleet import PoolSpec
+from ray_cluster.policies.planning.plan import CascadePlan, Plan, PlannedSettings, PoolPlan
+from ray_cluster.protocol.controller import (
     HeldPool,
     Observation,
     PlannedPool,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from ray_cluster.dispatch.due import Due
-from ray_cluster.dispatch.ledger import Ledger
-from ray_cluster.dispatch.replicas import Replicas
+from ray_cluster.dispatch.queue.due import Due
+from ray_cluster.dispatch.queue.ledger import Ledger
 from ray_cluster.dispatch.state import RequestRecord
-from ray_cluster.policies.queue_view import ClientView
+from ray_cluster.dispatch.workers.replicas import Replicas
+from ray_cluster.policies.admission.queue_view import ClientView
 from ray_cluster.requests import ImageRequest
 
 

@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 
+from ray_cluster.protocol.calling.sizes import first_that_fit
 from ray_cluster.protocol.outcomes import Completed, Outcome
-from ray_cluster.protocol.sizes import first_that_fit
 from ray_cluster.requests import Failure
 
 

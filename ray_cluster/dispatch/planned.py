@@ -10,7 +10,7 @@ import hashlib
 import json
 
 from ray_cluster.config.settings import CascadeSettings, Settings
-from ray_cluster.policies.plan import CascadePlan, PlannedSettings
+from ray_cluster.policies.planning.plan import CascadePlan, PlannedSettings
 
 _CAPS = "+"
 _DIGITS = 6

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from ray_cluster.dispatch.admission_view import AdmissionView
-from ray_cluster.dispatch.ledger import Ledger
+from ray_cluster.dispatch.queue.admission_view import AdmissionView
+from ray_cluster.dispatch.queue.ledger import Ledger
 from ray_cluster.dispatch.state import RequestRecord
-from ray_cluster.policies.admission import predict_s
-from ray_cluster.policies.forecast import forecast_s
+from ray_cluster.policies.admission.admission import predict_s
+from ray_cluster.policies.admission.forecast import forecast_s
 from ray_cluster.protocol.outcomes import Progress
 
 Predicts = Literal["anew", "known", "no"]

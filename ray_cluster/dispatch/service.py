@@ -6,20 +6,23 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from ray_cluster.config.sections import DispatchSettings
+from ray_cluster.config.sections.cell_wide import DispatchSettings
 from ray_cluster.config.settings import Settings
-from ray_cluster.dispatch.candidates import Candidates
+from ray_cluster.dispatch.cascades.candidates import Candidates
 from ray_cluster.dispatch.clients import WaitingClients
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import HeldPolls, says_something
-from ray_cluster.dispatch.loras import Loras
-from ray_cluster.dispatch.observing import InForce, Instant, observe
 from ray_cluster.dispatch.predictions import Predicts
-from ray_cluster.dispatch.snapshots import ClusterSnapshot
+from ray_cluster.dispatch.reports.observing import InForce, Instant, observe
+from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.state import Restored
+from ray_cluster.dispatch.workers.loras import Loras
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer
-from ray_cluster.protocol.control import Observation
+from ray_cluster.protocol.calling.tasks import Tasks
+from ray_cluster.protocol.calling.timeouts import sleep_and_read
+from ray_cluster.protocol.calling.turns import act_in_parts
+from ray_cluster.protocol.controller import Observation
 from ray_cluster.protocol.leases import (
     Finished,
     Poll,
@@ -36,9 +39,6 @@ from ray_cluster.protocol.outcomes import (
     Submission,
 )
 from ray_cluster.protocol.settings import WorkerSettings
-from ray_cluster.protocol.tasks import Tasks
-from ray_cluster.protocol.timeouts import sleep_and_read
-from ray_cluster.protocol.turns import act_in_parts
 from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer
 
 Keeper = Callable[[Outcome | Deferred], None]
@@ -310,7 +310,7 @@ class DispatchService:
         cursors: Mapping[str, int],
         unix_s: float,
     ) -> Observation:
-        """See :func:`ray_cluster.dispatch.observing.observe`."""
+        """See :func:`ray_cluster.dispatch.reports.observing.observe`."""
         return observe(self._core, in_force, known, cursors, Instant(self._clock(), unix_s))
 
     async def snapshot(self) -> ClusterSnapshot:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ray_cluster.dispatch.cascade_record import CascadeRecord
-from ray_cluster.policies.cost_model import lesser_cost, share_cost
-from ray_cluster.policies.load import Load, load_s, total_load
+from ray_cluster.dispatch.cascades.record import CascadeRecord
+from ray_cluster.policies.admission.load import Load, load_s, total_load
+from ray_cluster.policies.costs.cost_model import lesser_cost, share_cost
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.leases import Fence, Lease, Poll, Registration
 from ray_cluster.protocol.outcomes import Completed, Deferred, Preview

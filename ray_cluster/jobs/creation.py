@@ -13,12 +13,12 @@ from weakref import WeakValueDictionary
 from ray_cluster.dispatch.service import DispatchService, Keeper
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.open_job import OpenJob, log_job
-from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.jobs.store_threads import StoreThreads, StoreVisit, is_refusal
+from ray_cluster.jobs.store.sql_store import SqlJobStore
+from ray_cluster.jobs.store.store_threads import StoreThreads, StoreVisit, is_refusal
 from ray_cluster.jobs.views import JobViews, OpenJobs
 from ray_cluster.policies.types import Offer
+from ray_cluster.protocol.calling.tasks import Tasks
 from ray_cluster.protocol.jobs import Creation, Job
-from ray_cluster.protocol.tasks import Tasks
 from ray_cluster.requests import granted
 
 logger = logging.getLogger(__name__)

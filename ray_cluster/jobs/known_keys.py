@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from ray_cluster.codec.values import CodecError, TextCodec
-from ray_cluster.config.keys import ApiKey
+from ray_cluster.config.sections.keys import ApiKey
 from ray_cluster.errors import ConfigError
-from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.jobs.store_threads import StoreThreads
+from ray_cluster.jobs.store.sql_store import SqlJobStore
+from ray_cluster.jobs.store.store_threads import StoreThreads
 
 _NAME = "api_keys"
 _KEYS: TextCodec[tuple[ApiKey, ...]] = TextCodec(tuple[ApiKey, ...])

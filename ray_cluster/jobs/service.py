@@ -13,26 +13,27 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ray_cluster.config.loras import LoraArguments
-from ray_cluster.config.sections import StorageSettings
+from ray_cluster.config.sections.cell_wide import StorageSettings
+from ray_cluster.config.sections.loras import LoraArguments
 from ray_cluster.config.settings import Settings
-from ray_cluster.dispatch.due import AT_ONCE
-from ray_cluster.dispatch.metrics import JobCounts
+from ray_cluster.dispatch.queue.due import AT_ONCE
+from ray_cluster.dispatch.reports.metrics import JobCounts
 from ray_cluster.dispatch.service import DispatchService, Keeper
 from ray_cluster.errors import JobStoreUnavailable
-from ray_cluster.jobs.control import ControlService
+from ray_cluster.jobs.controller import ControlService
 from ray_cluster.jobs.creation import JobCreation
 from ray_cluster.jobs.known_keys import KnownKeys
 from ray_cluster.jobs.loras import LoraService
 from ray_cluster.jobs.open_job import OpenJob, log_job_end
-from ray_cluster.jobs.ownership import Ownership
 from ray_cluster.jobs.restoring import JobRestorer
-from ray_cluster.jobs.sql_engine import JobStoreError
-from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.jobs.store_threads import StoreThreads
+from ray_cluster.jobs.store.ownership import Ownership
+from ray_cluster.jobs.store.sql_engine import JobStoreError
+from ray_cluster.jobs.store.sql_store import SqlJobStore
+from ray_cluster.jobs.store.store_threads import StoreThreads
 from ray_cluster.jobs.sweeper import InputSweeper, JobSweeper
 from ray_cluster.jobs.views import JobViews, OpenJobs
 from ray_cluster.jobs.watchers import JobWatchers
+from ray_cluster.protocol.calling.tasks import Tasks
 from ray_cluster.protocol.jobs import (
     FINAL_STATES,
     Creation,
@@ -44,7 +45,6 @@ from ray_cluster.protocol.jobs import (
 )
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.outcomes import Deferred, Outcome
-from ray_cluster.protocol.tasks import Tasks
 from ray_cluster.requests import ImageRequest
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore

@@ -8,13 +8,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
 
-from ray_cluster.config.sections import StorageSettings
-from ray_cluster.jobs.sql_engine import JobStoreError
-from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.jobs.store_threads import StoreThreads
+from ray_cluster.config.sections.cell_wide import StorageSettings
+from ray_cluster.jobs.store.sql_engine import JobStoreError
+from ray_cluster.jobs.store.sql_store import SqlJobStore
+from ray_cluster.jobs.store.store_threads import StoreThreads
+from ray_cluster.protocol.calling.turns import in_parts
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.leases import LATE_WRITE_S
-from ray_cluster.protocol.turns import in_parts
 from ray_cluster.requests import ImageRequest, candidate_name
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from ray_cluster.storage.inputs import InputStore, input_names

@@ -6,7 +6,7 @@ import json
 from importlib import resources
 from pathlib import Path
 
-from ray_cluster.config.pools import FidelityConfig, PoolConfig
+from ray_cluster.config.sections.pools import FidelityConfig, PoolConfig
 from ray_cluster.models.builtin import BUILTIN_MODELS
 from ray_cluster.policies.fidelity import StepTable
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.models.cascade_curves import CALIBRATION, DEFERRAL, load_curves
 from ray_cluster.models.single_files import is_single_file
-from ray_cluster.policies.reuse import num_outer_blocks
+from ray_cluster.policies.steps.reuse import num_outer_blocks
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
 
 # FLUX's pipeline has these numbers, not its transformer's configuration

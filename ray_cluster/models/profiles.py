@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError
-from ray_cluster.policies.latency import (
+from ray_cluster.policies.costs.latency import (
     FigureKind,
     LatencyProfile,
     LatencyRow,

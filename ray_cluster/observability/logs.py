@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from logging.handlers import MemoryHandler
 from typing import Any, Literal, TypedDict, Unpack
 
-from ray_cluster.config.sections import LogsConfig
+from ray_cluster.config.sections.cell_wide import LogsConfig
 from ray_cluster.requests import ImageRequest, Timing
 
 ROOT = "ray_cluster"

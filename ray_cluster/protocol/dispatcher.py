@@ -6,8 +6,8 @@ from typing import Protocol
 
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.observability.metrics_snapshot import Snapshot
-from ray_cluster.protocol.control import PlanCalls
-from ray_cluster.protocol.interface import raises
+from ray_cluster.protocol.calling.interface import raises
+from ray_cluster.protocol.controller import PlanCalls
 from ray_cluster.protocol.jobs import Creation, Job, JobPage, JobQuery, JobView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus

@@ -12,7 +12,7 @@ from typing import Literal
 
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.changes import Mark
+from ray_cluster.protocol.calling.changes import Mark
 from ray_cluster.protocol.loras import LoraOrder, LoraOrders, LoraReports
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
@@ -102,8 +102,9 @@ class Registration:
         model_digest: of its model's files; states are gone on with only on the same one.
         residents: ids of its resident adapters and templates; see
             :mod:`ray_cluster.policies.residents`.
-        arguments: JSON of its pool's :class:`ray_cluster.config.pools.PoolArguments`, or of its
-            :class:`ray_cluster.config.cascades.DiscriminatorArguments`.
+        arguments: JSON of its pool's :class:`ray_cluster.config.sections.pools.PoolArguments`, or
+        of its
+            :class:`ray_cluster.config.sections.cascades.DiscriminatorArguments`.
         prompt_tokenizers: those that :attr:`ModelProfile.prompt_digest` is of.
     """
 

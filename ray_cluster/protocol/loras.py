@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ray_cluster.protocol.changes import Mark
+from ray_cluster.protocol.calling.changes import Mark
 
 # statuses in one answer: each lists its nodes, and others wait while it is made
 MAX_LORAS_AT_ONCE = 250

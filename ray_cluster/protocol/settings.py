@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ray_cluster.config.cascades import CascadeConfig
-from ray_cluster.config.keys import ApiKey
-from ray_cluster.config.pools import DefaultsConfig
+from ray_cluster.config.sections.cascades import CascadeConfig
+from ray_cluster.config.sections.keys import ApiKey
+from ray_cluster.config.sections.pools import DefaultsConfig
 from ray_cluster.config.settings import PoolSettings, Settings
 from ray_cluster.policies.fidelity import LoraStart, StepTable
 from ray_cluster.requests import SamplerName
@@ -76,9 +76,9 @@ class GatewaySettings:
 
     Attributes:
         api_keys: empty where anybody may call.
-        limits: the fields of :class:`ray_cluster.config.sections.LimitsConfig`.
+        limits: the fields of :class:`ray_cluster.config.sections.cell_wide.LimitsConfig`.
         public_url, trusted_proxies, cors_origins: those of
-            :class:`ray_cluster.config.http.HttpSettings`.
+            :class:`ray_cluster.config.sections.http.HttpSettings`.
         models: those of the document, the default one first.
         cascades: what calls may name beside them.
         controlnets: what calls may name in ``controlnets``.

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from ray_cluster.policies.fidelity import LEAST_SSIM
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.policies.steps.reuse import ReuseSchedule
 from ray_cluster.quality.distances import similarity
 
 Mode = Literal["balanced", "fast"]

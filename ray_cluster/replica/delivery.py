@@ -13,12 +13,12 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.autoencoder import Pixels
-from ray_cluster.engine.events import Decoded, Previewed
+from ray_cluster.engine.stages.autoencoder import Pixels
+from ray_cluster.engine.stages.events import Decoded, Previewed
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.imaging.templates import EditPixels, Paste
 from ray_cluster.observability.logs import bound, fields_of
-from ray_cluster.replica.edit_images import fair_client
+from ray_cluster.replica.denoise.sent_images import fair_client
 from ray_cluster.replica.retries import retry_waits_s
 from ray_cluster.requests import Failure, ImageRequest, ImageResult, OutputSpec, candidate_name
 from ray_cluster.storage.blob_store import BlobStoreError
@@ -27,7 +27,8 @@ logger = logging.getLogger(__name__)
 
 
 class Coder(Protocol):
-    """The part of an :class:`~ray_cluster.imaging.image_coder.ImageCoder` that is used here."""
+    """The part of an :class:`~ray_cluster.imaging.processes.image_coder.ImageCoder` that is used
+    here."""
 
     def submit(
         self,
@@ -40,7 +41,8 @@ class Coder(Protocol):
 
 
 class Templates(Protocol):
-    """The part of :class:`~ray_cluster.replica.edit_images.EditImages` that is used here."""
+    """The part of :class:`~ray_cluster.replica.denoise.sent_images.EditImages` that is used
+    here."""
 
     async def pixels(self, request: ImageRequest) -> EditPixels: ...
 

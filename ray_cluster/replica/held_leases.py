@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.protocol.calling.sizes import first_that_fit
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Fence, Finished, Lease, ReplicaEvent, Returned
-from ray_cluster.protocol.sizes import first_that_fit
 from ray_cluster.replica.poller import back_off
 from ray_cluster.requests import ImageRequest
 

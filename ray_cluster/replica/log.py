@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import Unpack
 
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.observability.logs import LogEvent, LogFields, durations_of, log_event
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.requests import Failure, ImageRequest, Timing

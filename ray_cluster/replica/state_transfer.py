@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.observability.logs import bound, fields_of, without_prompts
 from ray_cluster.replica.state_writer import STORE_ERRORS, Blobs, StateWriter
 from ray_cluster.replica.unexpected import unexpected

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.errors import MODEL_ERRORS
 from ray_cluster.requests import state_name
 from ray_cluster.storage.blob_store import BlobStoreError

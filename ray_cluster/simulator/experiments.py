@@ -10,15 +10,15 @@ from typing import Any
 
 from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.autoscaling import AutoscalingExperiment
-from ray_cluster.simulator.cascade import CascadeExperiment
-from ray_cluster.simulator.cell_experiment import CellExperiment
-from ray_cluster.simulator.cell_report import prepare_cells
-from ray_cluster.simulator.cell_runs import Setting
-from ray_cluster.simulator.control_report import prepare_control
+from ray_cluster.simulator.cascade.experiment import CascadeExperiment
+from ray_cluster.simulator.cell.experiment import CellExperiment
+from ray_cluster.simulator.cell.report import prepare_cells
+from ray_cluster.simulator.cell.runs import Setting
+from ray_cluster.simulator.control.autoscaling import AutoscalingExperiment
+from ray_cluster.simulator.control.report import prepare_control
 from ray_cluster.simulator.experiment import Experiment, ExperimentTask, validated
-from ray_cluster.simulator.sp_experiment import SpExperiment
-from ray_cluster.simulator.sp_report import prepare_groups
+from ray_cluster.simulator.groups.experiment import SpExperiment
+from ray_cluster.simulator.groups.report import prepare_groups
 from ray_cluster.simulator.workload import Arrival
 
 # how the experiments of each kind are read and prepared

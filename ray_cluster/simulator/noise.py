@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ray_cluster.policies.cost_model import step_s, work_of
+from ray_cluster.policies.costs.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView, StepCost
-from ray_cluster.simulator.add_ons import AddOnCost, AddOnStore
 from ray_cluster.simulator.arrivals import Floats
+from ray_cluster.simulator.controlnets.add_ons import AddOnCost, AddOnStore
 from ray_cluster.simulator.workload import ArrivalOf
 
 # steps after which a device's noise repeats

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from ray_cluster.policies.step_policy import StepDecision, StepPolicy, StepView
+from ray_cluster.policies.steps.step_policy import StepDecision, StepPolicy, StepView
 from ray_cluster.policies.types import RequestView, RowView
 from ray_cluster.protocol.leases import (
     Failed,
@@ -23,8 +23,8 @@ from ray_cluster.protocol.leases import (
     Returned,
 )
 from ray_cluster.requests import Failure, ImageResult, Timing
-from ray_cluster.simulator.control_rows import ControlRows
-from ray_cluster.simulator.control_services import ControlServices
+from ray_cluster.simulator.controlnets.rows import ControlRows
+from ray_cluster.simulator.controlnets.services import ControlServices
 from ray_cluster.simulator.events import EventQueue, Timer
 from ray_cluster.simulator.noise import Device
 

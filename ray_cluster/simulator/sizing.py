@@ -16,17 +16,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError
-from ray_cluster.policies.cost_model import share_cost, step_s, work_of
+from ray_cluster.policies.costs.cost_model import share_cost, step_s, work_of
 from ray_cluster.policies.types import RequestView
-from ray_cluster.simulator.cell_experiment import (
+from ray_cluster.simulator.cell.experiment import (
     CellExperiment,
     Positive,
     Requests,
     check_length,
     check_policy,
 )
-from ray_cluster.simulator.cell_runs import Setting, run_cell
-from ray_cluster.simulator.cell_workload import example_of
+from ray_cluster.simulator.cell.runs import Setting, run_cell
+from ray_cluster.simulator.cell.workload import example_of
 from ray_cluster.simulator.experiment import Name, validated
 from ray_cluster.simulator.reports import Table
 from ray_cluster.simulator.results import Mean, Row, mean_of

@@ -7,7 +7,7 @@ import zlib
 from dataclasses import dataclass
 
 from ray_cluster.codec.values import TextCodec
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.policies.steps.reuse import ReuseSchedule
 from ray_cluster.requests import ImageRequest
 
 _MAGIC = b"ray-cluster request state 4\n"
@@ -25,7 +25,7 @@ class StateHeader:
         step_index: denoising steps done.
         model_digest: of the model that they were done with; on another one the image starts over.
         queued_s: seconds before the first replica had it; the other times likewise are those of
-            :class:`ray_cluster.engine.state.RequestState`.
+            :class:`ray_cluster.engine.step.state.RequestState`.
         full_step: index of the last step that was computed whole, of a request on a reuse schedule.
         num_reused: steps in which it has taken anything from an earlier one.
         lacks_loras: whether its LoRAs are still to come, after its request's first steps.

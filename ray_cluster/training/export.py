@@ -23,16 +23,16 @@ from ray_cluster.models.discriminators import (
 )
 from ray_cluster.quality.classifier import AttributeClassifier, save_classifier
 from ray_cluster.quality.scenes import STYLES
-from ray_cluster.training.auxiliary_head import TransformerWithHead
-from ray_cluster.training.denoiser import build_scheduler
-from ray_cluster.training.discriminator_figures import calibrate
-from ray_cluster.training.discriminator_recipe import DiscriminatorRecipe
+from ray_cluster.training.discriminators.figures import calibrate
+from ray_cluster.training.discriminators.recipe import DiscriminatorRecipe
+from ray_cluster.training.networks.auxiliary_head import TransformerWithHead
+from ray_cluster.training.networks.denoiser import build_scheduler
+from ray_cluster.training.networks.text_encoder import trained_text_encoder
+from ray_cluster.training.networks.tokenizer import build_prompt_ids, build_tokenizer
+from ray_cluster.training.networks.transformer import build_flow_scheduler
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.stages import CONTROLS, MODEL_STAGES, find_stage
-from ray_cluster.training.text_encoder import trained_text_encoder
-from ray_cluster.training.tokenizer import build_prompt_ids, build_tokenizer
 from ray_cluster.training.trainer import Trainer
-from ray_cluster.training.transformer import build_flow_scheduler
 
 WEIGHTS = weights_folder()
 SHAPES_SD = WEIGHTS / "shapes-sd"

@@ -12,14 +12,14 @@ from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import BUILTIN_DISCRIMINATORS
 from ray_cluster.quality.classifier import load_classifier
 from ray_cluster.quality.scenes import STYLES
-from ray_cluster.training.card import write_card, write_training
-from ray_cluster.training.classifier_figures import measure_classifier
-from ray_cluster.training.discriminator_figures import measure_discriminator
-from ray_cluster.training.evaluate import evaluate, options_for
-from ray_cluster.training.evaluate_parts import evaluate_control, evaluate_lora
+from ray_cluster.training.discriminators.classifier_figures import measure_classifier
+from ray_cluster.training.discriminators.figures import measure_discriminator
 from ray_cluster.training.export import SHAPES_SD, WEIGHTS, export
+from ray_cluster.training.figures.card import write_card, write_training
+from ray_cluster.training.figures.evaluate import evaluate, options_for
+from ray_cluster.training.figures.evaluate_parts import evaluate_control, evaluate_lora
+from ray_cluster.training.figures.scoring import Figures
 from ray_cluster.training.runs import TrainingRun
-from ray_cluster.training.scoring import Figures
 from ray_cluster.training.stages import CONTROLS, MODEL_STAGES
 
 CLASSIFIER_SEED = 7002

@@ -5,7 +5,7 @@ from typing import Literal
 
 from ray_cluster.quality.render import HINT_JITTER, Jitter
 from ray_cluster.quality.scenes import Style
-from ray_cluster.training.discriminator_recipe import (
+from ray_cluster.training.discriminators.recipe import (
     REAL_OR_GENERATED,
     DiscriminatorRecipe,
     PictureSets,

@@ -16,16 +16,18 @@ from diffusers import UNet2DConditionModel
 from torch import nn
 
 from ray_cluster.quality.scenes import STYLES, Style
-from ray_cluster.training.auxiliary_head import TransformerWithHead
-from ray_cluster.training.classifier_training import classifier_trainer
-from ray_cluster.training.codec import codec_trainer
-from ray_cluster.training.control import control_trainer
-from ray_cluster.training.denoiser import base_unet, lora_trainer, new_unet, unet_trainer
-from ray_cluster.training.discriminator_recipe import DiscriminatorRecipe
-from ray_cluster.training.discriminator_training import (
+from ray_cluster.training.discriminators.classifier_training import classifier_trainer
+from ray_cluster.training.discriminators.recipe import DiscriminatorRecipe
+from ray_cluster.training.discriminators.training import (
     discriminator_trainer,
     real_or_generated_trainer,
 )
+from ray_cluster.training.networks.auxiliary_head import TransformerWithHead
+from ray_cluster.training.networks.codec import codec_trainer
+from ray_cluster.training.networks.controlnet import control_trainer
+from ray_cluster.training.networks.denoiser import base_unet, lora_trainer, new_unet, unet_trainer
+from ray_cluster.training.networks.text_encoder import text_trainer
+from ray_cluster.training.networks.transformer import new_transformer, transformer_trainer
 from ray_cluster.training.recipe import (
     ClassifierRecipe,
     CodecRecipe,
@@ -35,9 +37,7 @@ from ray_cluster.training.recipe import (
     TextRecipe,
 )
 from ray_cluster.training.runs import TrainingRun
-from ray_cluster.training.text_encoder import text_trainer
 from ray_cluster.training.trainer import Trainer, run_stage, stop_on_signals
-from ray_cluster.training.transformer import new_transformer, transformer_trainer
 
 StageOptions = TextRecipe | CodecRecipe | ClassifierRecipe | DiscriminatorRecipe | DenoiserPhase
 

@@ -15,11 +15,11 @@ from fastapi import FastAPI
 from ray_cluster.api import body
 from ray_cluster.api.app import create_app
 from ray_cluster.api.sent_images import SentImages
-from ray_cluster.config.keys import KeyConfig, Role
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections.keys import KeyConfig, Role
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.imaging.fair_queue import QueueFull
-from ray_cluster.imaging.image_coder import Source
+from ray_cluster.imaging.processes.fair_queue import QueueFull
+from ray_cluster.imaging.processes.image_coder import Source
 from ray_cluster.imaging.templates import ImageFacts
 from tests.api.checks import URL, check_error, error_of
 from tests.api.conftest import shapes_profile

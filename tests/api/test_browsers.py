@@ -9,8 +9,8 @@ import pytest
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from ray_cluster.config.http import HttpConfig
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections.http import HttpConfig
 from tests.api.checks import URL
 from tests.fakes import FakeDispatcherClient
 

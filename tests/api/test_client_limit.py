@@ -14,7 +14,7 @@ import pytest
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig, ConfigError, load_config
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from tests.api.checks import URL, error_of
 from tests.api.conftest import shapes_profile
 from tests.fakes import registration, sent_images, settings_for

@@ -10,10 +10,10 @@ import pytest
 from ray._common.utils import import_attr
 from starlette.types import Message, Receive, Scope, Send
 
-from ray_cluster.config.sections import RayConfig
-from ray_cluster.deployments.early_body import EarlyBodyReader, EarlyBodySender
-from ray_cluster.deployments.proxy_headers import CommandFilter
-from ray_cluster.deployments.ray_environment import apply_ray_environment
+from ray_cluster.config.sections.cell_wide import RayConfig
+from ray_cluster.deployments.serve.early_body import EarlyBodyReader, EarlyBodySender
+from ray_cluster.deployments.serve.proxy_headers import CommandFilter
+from ray_cluster.deployments.serve.ray_environment import apply_ray_environment
 
 BODY = b'{"prompt": "a red circle"}'
 DISCONNECT = {"type": "http.disconnect"}

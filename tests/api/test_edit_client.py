@@ -19,7 +19,7 @@ from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent
 from ray_cluster.api.app import create_app
 from ray_cluster.api.event_schema import CompletedEvent, PartialImageEvent
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.policies.previews import preview_steps
+from ray_cluster.policies.steps.previews import preview_steps
 from tests.api import edit_scenario
 from tests.api.checks import error_of
 from tests.api.clients import run_scenario

@@ -14,8 +14,8 @@ import pytest
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.policies.edits import Box
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
+from ray_cluster.policies.steps.edits import Box
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import Edit, ImageRequest, SamplerName
 from ray_cluster.storage.blob_store import BlobStore

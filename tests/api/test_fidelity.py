@@ -11,8 +11,8 @@ from httpx import AsyncClient
 from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.validate import validate
-from ray_cluster.config.pools import FidelityConfig
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
+from ray_cluster.config.sections.pools import FidelityConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import ImageRequest, ModelProfile
 from tests.fakes import FakeDispatcherClient, completed, model_profile

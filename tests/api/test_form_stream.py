@@ -18,7 +18,7 @@ from starlette.types import Message
 
 from ray_cluster.api.errors import ApiError
 from ray_cluster.api.uploads import Form, Uploads
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import OPEN_OWNER, InputStore

@@ -10,7 +10,7 @@ import pytest
 from ray_cluster.api.app import create_app
 from ray_cluster.api.schema import REFUSED, ImageGenerationRequest, ImagesResponse
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.pools import DefaultsConfig
+from ray_cluster.config.sections.pools import DefaultsConfig
 from ray_cluster.requests import ImageRequest, OutputSpec
 from tests.api.checks import URL, refused
 from tests.api.conftest import NOW_S

@@ -12,7 +12,7 @@ from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.lora_uses import BasedLora
 from ray_cluster.api.reply import as_made
 from ray_cluster.api.validate import validate
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.policies.fidelity import LoraStart
 from ray_cluster.requests import ImageRequest, LoraUse, ModelProfile

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import httpx
 
-from ray_cluster.policies.plan import CascadePlan
-from ray_cluster.protocol.control import (
+from ray_cluster.policies.planning.plan import CascadePlan
+from ray_cluster.protocol.controller import (
     HeldPool,
     PlannedPool,
     PlanReport,

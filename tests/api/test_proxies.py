@@ -15,8 +15,8 @@ from starlette.types import Receive, Scope, Send
 from ray_cluster.api.app import create_app
 from ray_cluster.api.proxies import ProxyMiddleware
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.config.http import HttpConfig
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections.http import HttpConfig
 from tests.api.checks import URL
 from tests.fakes import sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica, until

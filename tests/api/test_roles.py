@@ -15,8 +15,8 @@ from starlette.routing import Route
 
 from ray_cluster.api.app import create_app
 from ray_cluster.api.routes import _add
-from ray_cluster.config.keys import RESERVED_CLIENTS, ROLES, KeyConfig, Role
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections.keys import RESERVED_CLIENTS, ROLES, KeyConfig, Role
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import OPEN_OWNER
 from tests.api.checks import URL, check_error, error_of

@@ -24,7 +24,7 @@ MAX_GROWTH_MIB = 4.0
 @pytest.fixture(autouse=True)
 def patient_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stalls for seconds makes a 503, rightly; that is not looked for here."""
-    monkeypatch.setattr("ray_cluster.jobs.store_threads._TURN_S", 20.0)
+    monkeypatch.setattr("ray_cluster.jobs.store.store_threads._TURN_S", 20.0)
 
 
 def run(service: FuzzedService, count: int, *, derandomize: bool) -> None:

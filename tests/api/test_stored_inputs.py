@@ -19,8 +19,8 @@ from ray_cluster.api.app import create_app
 from ray_cluster.api.errors import ApiError
 from ray_cluster.api.sent_images import SentImages
 from ray_cluster.api.stored_inputs import ClientInputs, StoredBytes
-from ray_cluster.config.keys import KeyConfig
 from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.config.sections.keys import KeyConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStore

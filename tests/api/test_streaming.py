@@ -20,7 +20,7 @@ from ray_cluster.api.app import create_app
 from ray_cluster.api.event_schema import CompletedEvent, PartialImageEvent
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable, JobStoreUnavailable
-from ray_cluster.policies.previews import preview_steps
+from ray_cluster.policies.steps.previews import preview_steps
 from tests.api.checks import URL, check_error, refused
 from tests.fakes import sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 @pytest.fixture(autouse=True)
 def patient_store(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stalls for seconds makes a 503, rightly; that is not looked for here."""
-    monkeypatch.setattr("ray_cluster.jobs.store_threads._TURN_S", 20.0)
+    monkeypatch.setattr("ray_cluster.jobs.store.store_threads._TURN_S", 20.0)
 
 
 def check(call: WildCall, reply: WildReply) -> None:

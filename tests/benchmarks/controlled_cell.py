@@ -16,7 +16,7 @@ from benchmarks.serving.controller_simulated import simulate
 from benchmarks.serving.controller_trace import squeezed_day
 from benchmarks.serving.controller_watch import Round
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.control import (
+from ray_cluster.protocol.controller import (
     ModelQueue,
     Observation,
     ObservedCascade,

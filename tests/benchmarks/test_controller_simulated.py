@@ -21,7 +21,7 @@ from benchmarks.serving.controller_watch import (
 from ray_cluster.control.fleet import fleet_of, state_of
 from ray_cluster.control.records import Glance
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.control import ModelQueue, ObservedReplica
+from ray_cluster.protocol.controller import ModelQueue, ObservedReplica
 from tests.benchmarks.controlled_cell import JUDGE, day, observation, rounds
 
 

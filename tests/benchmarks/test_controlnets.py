@@ -15,8 +15,8 @@ from benchmarks.controlnets.services import MODELS, arguments_of
 from benchmarks.controlnets.subject import by_diffusers, controlled_requests, maps_of
 from benchmarks.engine.streams import TOLERANCE, Images, by_engine
 from benchmarks.engine.subject import Subject, largest_difference, load_subject
-from ray_cluster.engine.controls.loading import load_bank
-from ray_cluster.engine.controls.local import LocalControls
+from ray_cluster.engine.controlnets.loading import load_bank
+from ray_cluster.engine.controlnets.local import LocalControls
 from ray_cluster.requests import AddOns, ImageRequest
 
 

@@ -16,7 +16,7 @@ from benchmarks.policies.costs.rounds import CROWDS, OURS, POLICIES, Crowd, draw
 from benchmarks.policies.costs.samples import DecisionCost
 from benchmarks.policies.costs.settings import GROUP_GPUS, ClusterSize, CostSettings, quick_costs
 from ray_cluster.models.profiles import load_profile
-from ray_cluster.simulator.sp_workload import menus_of
+from ray_cluster.simulator.groups.workload import menus_of
 
 
 def test_a_quick_run_measures_every_part_and_writes_what_it_found(

@@ -28,9 +28,9 @@ from benchmarks.serving.simulated_controlnets import (
 )
 from ray_cluster.config.loading import load_config
 from ray_cluster.config.yaml_files import read_mapping
-from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.simulator.add_ons import Way
-from ray_cluster.simulator.cell import CellResult
+from ray_cluster.policies.costs.cost_model import step_s, work_of
+from ray_cluster.simulator.cell.cell import CellResult
+from ray_cluster.simulator.controlnets.add_ons import Way
 
 # 10 ms and 4 ms for each image; a ControlNet's answer comes at 1.5 of that, 3 ms later
 ALONE = {0: MeasuredSteps(1.0, 0.014)}

@@ -15,12 +15,12 @@ from benchmarks.policies.tune import (
     rank,
     save_choices,
 )
-from ray_cluster.simulator.autoscaling import AutoscalingExperiment
-from ray_cluster.simulator.cascade import CascadeExperiment
-from ray_cluster.simulator.control_experiment import ControlExperiment, TunedSettings
+from ray_cluster.simulator.cascade.experiment import CascadeExperiment
+from ray_cluster.simulator.control.autoscaling import AutoscalingExperiment
+from ray_cluster.simulator.control.experiment import ControlExperiment, TunedSettings
 from ray_cluster.simulator.experiment import load_choices
-from ray_cluster.simulator.sp_experiment import SpCondition, TunedPolicy
-from ray_cluster.simulator.sp_policies import planner_of
+from ray_cluster.simulator.groups.experiment import SpCondition, TunedPolicy
+from ray_cluster.simulator.groups.policies import planner_of
 from tests.simulator.control_files import CASCADE, DAY
 from tests.simulator.group_rules import sp_experiment
 

@@ -33,7 +33,7 @@ from ray_cluster.quality.scenes import (
     sample_single,
 )
 from ray_cluster.training.captions import write_caption
-from ray_cluster.training.scoring import Drawn
+from ray_cluster.training.figures.scoring import Drawn
 from tests.cell.local_service import LocalService
 from tests.e2e import drawn_edits
 from tests.e2e.drawn_edits import Outcome

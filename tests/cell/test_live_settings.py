@@ -14,8 +14,8 @@ import yaml
 from ray_cluster.cell.front import core_of
 from ray_cluster.cell.live_settings import NO_KEY, LiveSettings
 from ray_cluster.config.arguments import FrontArguments, front_arguments, worker_arguments
-from ray_cluster.config.keys import ApiKey, key_digest
 from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.config.sections.keys import ApiKey, key_digest
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.errors import ConfigError

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from ray_cluster.cell.live_settings import ReplicaReport, SettingsReport
 from ray_cluster.cli.progress import StateScreen
-from ray_cluster.cli.settings_run import apply_file
+from ray_cluster.cli.remote.settings_run import apply_file
 from ray_cluster.config.arguments import front_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import settings_of

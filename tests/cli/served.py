@@ -20,10 +20,10 @@ import uvicorn
 from starlette.types import Message, Receive, Scope, Send
 
 from ray_cluster.api.app import create_app
-from ray_cluster.config.keys import ROLES
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections.keys import ROLES
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
-from ray_cluster.policies.previews import preview_steps
+from ray_cluster.policies.steps.previews import preview_steps
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.requests import ImageRequest
 from tests.fakes import model_profile, registration, sent_images, settings_for

@@ -14,13 +14,13 @@ from PIL import Image
 from ray_cluster.api.fidelity import fidelity_of
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.validate import validate
-from ray_cluster.cli import calibrate_run
-from ray_cluster.cli.config_edit import with_fidelity
+from ray_cluster.cli.models import calibrate_run
+from ray_cluster.cli.models.config_edit import with_fidelity
 from ray_cluster.config.loading import load_config
-from ray_cluster.engine.loading import load_model
-from ray_cluster.engine.timing import TimedImages, make_timed
+from ray_cluster.engine.device.timing import TimedImages, make_timed
+from ray_cluster.engine.models.loading import load_model
 from ray_cluster.errors import ConfigError
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.policies.steps.reuse import ReuseSchedule
 from tests.cli.conftest import Cli
 
 SMALL = ("--quick", "--images", 1, "--steps", 4)

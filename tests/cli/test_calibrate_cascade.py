@@ -9,9 +9,9 @@ import pytest
 import torch
 import yaml
 
-from ray_cluster.cli.cascade_run import common_size, fit_cascade, make_images
+from ray_cluster.cli.models.cascade_run import common_size, fit_cascade, make_images
 from ray_cluster.config.loading import load_config
-from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.models.loading import load_model
 from ray_cluster.engine.scorers.loading import UncalibratedScorer, load_scorer
 from ray_cluster.errors import ConfigError
 from ray_cluster.imaging.small_images import pixels_of, small_image

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_cluster.cli.control_options import controls_of_recipe, parse_controls
+from ray_cluster.cli.images.controlnet_options import controls_of_recipe, parse_controls
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.encoder import encode_image
 from ray_cluster.requests import AddOns, BlobRef, ControlUse, OutputSpec

@@ -19,11 +19,11 @@ from ray_cluster.cli.checks.machine import check_gpus, check_machine, check_proc
 from ray_cluster.cli.checks.service import check_service
 from ray_cluster.cli.checks.software import check_software
 from ray_cluster.config.loading import ClusterConfig, load_config
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.config.sections import RayConfig
-from ray_cluster.engine.folders import resolve_folder
-from ray_cluster.engine.memory import model_need
-from ray_cluster.policies.gpu_shares import Card
+from ray_cluster.config.sections.cell_wide import RayConfig
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.files.folders import resolve_folder
+from ray_cluster.engine.files.memory import model_need
+from ray_cluster.policies.costs.gpu_shares import Card
 from tests.cli.conftest import Cli
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_cluster.cli.image_files import GeneratedFile, GeneratedImages
+from ray_cluster.cli.images.image_files import GeneratedFile, GeneratedImages
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.encoder import encode_image
 from ray_cluster.requests import BlobRef, Edit, OutputSpec
@@ -32,7 +32,7 @@ def bodies(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         made = GeneratedFile(b"ok", 7, {})
         return GeneratedImages("shapes-sd", "64x64", (made,), 1.0, None)
 
-    monkeypatch.setattr("ray_cluster.cli.remote_jobs.generate_there", generate)
+    monkeypatch.setattr("ray_cluster.cli.remote.remote_jobs.generate_there", generate)
     return sent
 
 
@@ -100,7 +100,7 @@ def test_what_the_service_refuses_is_named_with_its_option(
     def refuse(*_: object) -> GeneratedImages:
         raise InvalidRequest(f"{param!r} is wrong.", param)
 
-    monkeypatch.setattr("ray_cluster.cli.remote_jobs.generate_there", refuse)
+    monkeypatch.setattr("ray_cluster.cli.remote.remote_jobs.generate_there", refuse)
     result = cli("generate", "a star", "--edit", photo, *HERE, "-o", tmp_path / "a.png")
     hint = "" if option is None else f" (option {option})"
     assert (result.exit_code, result.stderr) == (1, f"error: {param!r} is wrong.{hint}\n")

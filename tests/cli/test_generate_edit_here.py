@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ray_cluster.cli.image_files import PreviewFiles
+from ray_cluster.cli.images.image_files import PreviewFiles
 from ray_cluster.imaging.encoder import read_recipe
 from tests.cli.conftest import Cli
 from tests.cli.pictures import digest, pixels_of, save_mask, save_photo

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_cluster.cli.remote_service import RemoteService
+from ray_cluster.cli.remote.remote_service import RemoteService
 from ray_cluster.config.loading import load_config
 from ray_cluster.imaging.encoder import encode_image
 from ray_cluster.requests import CascadeUse, OutputSpec

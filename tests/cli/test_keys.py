@@ -10,9 +10,9 @@ import yaml
 from typer.testing import CliRunner
 
 from ray_cluster.cli.app import app
-from ray_cluster.cli.remote_service import RemoteService
-from ray_cluster.config.keys import ROLES, key_digest
+from ray_cluster.cli.remote.remote_service import RemoteService
 from ray_cluster.config.loading import load_config
+from ray_cluster.config.sections.keys import ROLES, key_digest
 from tests.cli.conftest import Cli
 from tests.cli.served import Served
 from tests.keys import entry

@@ -8,7 +8,7 @@ import sys
 
 PROGRAM = """
 import sys
-from ray_cluster.cli.lasting_output import lasting_output
+from ray_cluster.cli.service.lasting_output import lasting_output
 with lasting_output():
     print("first")
     sys.stdin.read()

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_cluster.cli.lora_options import loras_of_recipe, parse_loras
+from ray_cluster.cli.images.lora_options import loras_of_recipe, parse_loras
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.encoder import encode_image, read_recipe
 from ray_cluster.models.builtin import weights_folder

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.cli.model_list import card_lines
+from ray_cluster.cli.models.model_list import card_lines
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.training import export, stages
 from ray_cluster.training.runs import TrainingRun, open_run

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 
 from ray_cluster.api.plan_schema import PlanResponse, plan_reply
-from ray_cluster.cli.plan_plot import draw_history, history_plot
+from ray_cluster.cli.simulation.plan_plot import draw_history, history_plot
 from ray_cluster.errors import ConfigError
-from ray_cluster.protocol.control import PlanReport
+from ray_cluster.protocol.controller import PlanReport
 from tests.api.test_plan import a_round
 
 FIRST = a_round(1e9, "sd: 1 to 2 replicas")

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ray_cluster.api.plan_schema import PlanResponse, plan_reply
-from ray_cluster.cli.plan_view import explain_plan, list_rounds, show_plan
+from ray_cluster.cli.simulation.plan_view import explain_plan, list_rounds, show_plan
 from ray_cluster.errors import ConfigError
-from ray_cluster.protocol.control import HeldPool, PlanReport
+from ray_cluster.protocol.controller import HeldPool, PlanReport
 from tests.api.test_plan import a_round
 from tests.cli.conftest import Cli
 

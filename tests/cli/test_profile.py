@@ -8,15 +8,15 @@ from typing import cast
 
 import pytest
 
-from ray_cluster.engine.batch_caps import BatchCaps
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.profiling import ProfilingPlan, planned_keys
+from ray_cluster.engine.batch.batch_caps import BatchCaps
+from ray_cluster.engine.device.profiling import ProfilingPlan, planned_keys
+from ray_cluster.engine.models.loading import LoadedModel
 from ray_cluster.models.profiles import load_profile
-from ray_cluster.policies.cost_fit import fit_step_cost, row_work
-from ray_cluster.policies.cost_model import TimedStep, further_size_s
-from ray_cluster.policies.latency import LatencyRow, OperationKey, SizeCount
-from ray_cluster.simulator.cell_experiment import CellExperiment
-from ray_cluster.simulator.cell_runs import Setting
+from ray_cluster.policies.costs.cost_fit import fit_step_cost, row_work
+from ray_cluster.policies.costs.cost_model import TimedStep, further_size_s
+from ray_cluster.policies.costs.latency import LatencyRow, OperationKey, SizeCount
+from ray_cluster.simulator.cell.experiment import CellExperiment
+from ray_cluster.simulator.cell.runs import Setting
 from tests.cli.conftest import Cli
 
 CELL = {

@@ -17,10 +17,10 @@ import yaml
 from rich.console import Console
 
 from ray_cluster.cli.output import command
-from ray_cluster.cli.plans import PlansInBackground, plan_pool
-from ray_cluster.cli.ports import check_ports
-from ray_cluster.cli.ray_messages import own_error, short_reason
-from ray_cluster.cli.report import (
+from ray_cluster.cli.service.model_plans import PlansInBackground, plan_pool
+from ray_cluster.cli.service.ports import check_ports
+from ray_cluster.cli.service.ray_messages import own_error, short_reason
+from ray_cluster.cli.service.report import (
     base_url,
     curl_example,
     generate_example,
@@ -28,10 +28,10 @@ from ray_cluster.cli.report import (
     openai_example,
     print_report,
 )
-from ray_cluster.cli.served_file import with_options
-from ray_cluster.config.http import HttpConfig
+from ray_cluster.cli.service.served_file import with_options
 from ray_cluster.config.loading import ClusterConfig, load_config
-from ray_cluster.config.pools import PoolConfig
+from ray_cluster.config.sections.http import HttpConfig
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from tests.cli.conftest import Cli
 
@@ -349,7 +349,7 @@ def test_whatever_keeps_plans_from_being_made_is_told(monkeypatch: pytest.Monkey
     def fails(pool: PoolConfig) -> None:
         raise EOFError(pool.name)
 
-    monkeypatch.setattr("ray_cluster.cli.plans.plan_pool", fails)
+    monkeypatch.setattr("ray_cluster.cli.service.model_plans.plan_pool", fails)
     plans = PlansInBackground([PoolConfig(name="bad", model="shapes-sd")])
     with pytest.raises(EOFError, match="bad"):
         plans.result()

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ray_cluster.cli import settings_run
-from ray_cluster.cli.served_file import ServedFile
-from ray_cluster.cli.settings_run import NotApplied, apply_file, changes_of, settings_text
-from ray_cluster.config.keys import key_digest
+from ray_cluster.cli.remote import settings_run
+from ray_cluster.cli.remote.settings_run import NotApplied, apply_file, changes_of, settings_text
+from ray_cluster.cli.service.served_file import ServedFile
+from ray_cluster.config.sections.keys import key_digest
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
 from tests.cli.fake_cell import A, B, FakeCell, applied, config_of

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from ray_cluster.cli import signals
-from ray_cluster.cli.signals import StopSignals
+from ray_cluster.cli.service import signals
+from ray_cluster.cli.service.signals import StopSignals
 
 
 @pytest.fixture

@@ -13,12 +13,12 @@ from ray import serve
 from ray.serve.exceptions import RayServeException
 from rich.console import Console
 
-from ray_cluster.cli import ray_service, service_run
 from ray_cluster.cli.progress import StateScreen
-from ray_cluster.cli.ray_messages import RayMessages
-from ray_cluster.cli.ray_service import RayService, ServiceFailed
-from ray_cluster.cli.served_file import ServedFile
-from ray_cluster.cli.service_run import drain
+from ray_cluster.cli.service import ray_service, service_run
+from ray_cluster.cli.service.ray_messages import RayMessages
+from ray_cluster.cli.service.ray_service import RayService, ServiceFailed
+from ray_cluster.cli.service.served_file import ServedFile
+from ray_cluster.cli.service.service_run import drain
 from ray_cluster.config.loading import load_config
 from ray_cluster.deployments.service import ApplicationState
 

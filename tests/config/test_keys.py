@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.config.keys import ROLES, ApiKey, KeyConfig, key_digest
 from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.config.sections.keys import ROLES, ApiKey, KeyConfig, key_digest
 from ray_cluster.config.settings import settings_of
 from ray_cluster.errors import ConfigError
 from tests.keys import entry

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from ray_cluster.config.loras import LoraArguments, LoraSettings
+from ray_cluster.config.sections.loras import LoraArguments, LoraSettings
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,14 @@ from pydantic import BaseModel
 
 from ray_cluster.config.arguments import front_arguments, needs_redeploy, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
-from ray_cluster.config.pools import PoolTuning
-from ray_cluster.config.sections import (
+from ray_cluster.config.sections.cell_wide import (
     DispatchSettings,
     LimitsConfig,
     StorageSettings,
 )
+from ray_cluster.config.sections.pools import PoolTuning
 from ray_cluster.config.settings import pool_config, settings_of
-from ray_cluster.deployments.deploy_file import serve_config
+from ray_cluster.deployments.serve.deploy_file import serve_config
 from ray_cluster.errors import ConfigError, without_password
 
 FIDELITY = {

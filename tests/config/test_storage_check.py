@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.config.sections import StorageConfig
+from ray_cluster.config.sections.cell_wide import StorageConfig
 from ray_cluster.errors import ConfigError
 
 LOCAL = "sqlite:////data/jobs.db"

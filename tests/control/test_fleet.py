@@ -19,7 +19,7 @@ from ray_cluster.control.fleet import (
 )
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.control import (
+from ray_cluster.protocol.controller import (
     ModelQueue,
     Observation,
     ObservedCascade,

@@ -17,8 +17,8 @@ from ray_cluster.config.arguments import controlnet_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
 from ray_cluster.control.fleet import Asked, fleet_of, state_of
-from ray_cluster.dispatch.observing import InForce, Instant, observe
-from ray_cluster.policies.cell_planner import CellMemory, cell_planner
+from ray_cluster.dispatch.reports.observing import InForce, Instant, observe
+from ray_cluster.policies.planning.cell_planner import CellMemory, cell_planner
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest

@@ -14,9 +14,9 @@ from ray_cluster.control.live import LiveCluster, LivePlanner
 from ray_cluster.control.loop import ControlLoop, RoundReport
 from ray_cluster.control.records import Counts, Times, reason_of, record_of, setting_words
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.policies.cell_planner import CellMemory
-from ray_cluster.policies.plan import CascadePlan, Plan, PlannedSettings, PoolPlan
-from ray_cluster.protocol.control import Observation, RoundRecord, ServiceCount
+from ray_cluster.policies.planning.cell_planner import CellMemory
+from ray_cluster.policies.planning.plan import CascadePlan, Plan, PlannedSettings, PoolPlan
+from ray_cluster.protocol.controller import Observation, RoundRecord, ServiceCount
 from tests.control.test_fleet import LIMITS, pool, replica, seen
 from tests.fakes import FakeClock
 

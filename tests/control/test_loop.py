@@ -10,8 +10,15 @@ import pytest
 
 from ray_cluster.control.loop import ControlLoop, LoopLimits, RoundReport
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.policies.cluster_state import ClusterState, PoolState
-from ray_cluster.policies.plan import CascadePlan, Plan, PlanDiff, PlannedSettings, PoolPlan, diff
+from ray_cluster.policies.planning.cluster_state import ClusterState, PoolState
+from ray_cluster.policies.planning.plan import (
+    CascadePlan,
+    Plan,
+    PlanDiff,
+    PlannedSettings,
+    PoolPlan,
+    diff,
+)
 from ray_cluster.simulator.events import EventQueue
 
 EMPTY = ClusterState(0.0, (), (), (), ())

@@ -8,10 +8,10 @@ import pytest
 
 from ray_cluster.control.loop import ControlLoop, LoopLimits, RoundReport
 from ray_cluster.control.records import Counts, Times, reason_of, record_of
-from ray_cluster.policies.plan import Plan, PoolPlan
-from ray_cluster.protocol.control import HeldPool
+from ray_cluster.policies.planning.plan import Plan, PoolPlan
+from ray_cluster.protocol.controller import HeldPool
+from ray_cluster.simulator.control.scaling import Faults
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.scaling import Faults
 from tests.control.test_loop import SMALL, ListedPlans, ShownCluster, shown
 from tests.simulator.clusters import simulated
 

@@ -20,9 +20,9 @@ def build_agent(*_, **__):
     print("settings", torch._C._accelerator_getAllocatorSettings())
     sys.exit()
 
-builder = types.ModuleType("ray_cluster.replica.builder")
+builder = types.ModuleType("ray_cluster.replica.denoise.builder")
 builder.build_agent, builder.first_settings = build_agent, first_settings
-sys.modules["ray_cluster.replica.builder"] = builder
+sys.modules["ray_cluster.replica.denoise.builder"] = builder
 anything = types.SimpleNamespace
 nothing = lambda *_, **__: anything(link=None, replica_id=anything(unique_id="r"))
 base_model.set_up_actor_logs = base_model.refuse_local_storage = nothing

@@ -10,7 +10,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from ray_cluster.config.loading import load_config
-from ray_cluster.deployments.deploy_file import PLAN_SCALING, serve_config
+from ray_cluster.deployments.serve.deploy_file import PLAN_SCALING, serve_config
 
 CELL: dict[str, Any] = {
     "pools": [

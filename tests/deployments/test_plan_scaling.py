@@ -15,17 +15,17 @@ from ray.exceptions import RaySystemError
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from ray_cluster.config.control import ControlArguments
-from ray_cluster.deployments import plan_scaling
-from ray_cluster.deployments.deploy_file import PLAN_SCALING, replica_options
-from ray_cluster.deployments.plan_scaling import (
+from ray_cluster.config.sections.controller import ControlArguments
+from ray_cluster.deployments.serve import plan_scaling
+from ray_cluster.deployments.serve.deploy_file import PLAN_SCALING, replica_options
+from ray_cluster.deployments.serve.plan_scaling import (
     PlannedCount,
     PlanScaling,
     read_planned,
     write_planned,
 )
-from ray_cluster.deployments.policy_scaler import PolicyScaler
-from ray_cluster.deployments.serve_scaler import NotScaled
+from ray_cluster.deployments.serve.policy_scaler import PolicyScaler
+from ray_cluster.deployments.serve.serve_scaler import NotScaled
 from tests.fakes import FakeClock
 
 UNPICKLED = """

@@ -10,10 +10,10 @@ import ray
 from ray import serve
 from ray.serve.config import ProxyLocation
 
-from ray_cluster.config.control import ControlArguments
-from ray_cluster.deployments.deploy_file import WORKER, replica_options
-from ray_cluster.deployments.plan_scaling import write_planned
-from ray_cluster.deployments.policy_scaler import PolicyScaler, serve_applications
+from ray_cluster.config.sections.controller import ControlArguments
+from ray_cluster.deployments.serve.deploy_file import WORKER, replica_options
+from ray_cluster.deployments.serve.plan_scaling import write_planned
+from ray_cluster.deployments.serve.policy_scaler import PolicyScaler, serve_applications
 
 PATIENCE_S = 60.0
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.deployments.serve_scaler import NotScaled, ServeScaler
+from ray_cluster.deployments.serve.serve_scaler import NotScaled, ServeScaler
 
 APPLICATIONS = {
     "front": {"deployments": {"Gateway": {"target_num_replicas": 2}}},

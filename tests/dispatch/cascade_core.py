@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.config.settings import settings_of
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.cascade import DeferralCurve

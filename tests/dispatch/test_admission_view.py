@@ -7,9 +7,9 @@ from dataclasses import replace
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.policies.forecast import MOST_REPLICAS, MOST_REQUESTS
+from ray_cluster.policies.admission.forecast import MOST_REPLICAS, MOST_REQUESTS
 from tests.dispatch.test_machine import DispatchMachine
 from tests.fakes import STEP_COST, image_request, poll_of, registration
 from tests.policies.queues import ListQueue

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.config.settings import ControlNetSettings, settings_of
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.demand import DemandCounts
+from ray_cluster.dispatch.reports.demand import DemandCounts
 from ray_cluster.requests import AddOns, BlobRef, ControlUse, Failure, ImageRequest
 from tests.fakes import finished, image_request, poll_of, registration
 

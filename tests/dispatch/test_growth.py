@@ -13,7 +13,7 @@ from typing import TypeVar
 
 import pytest
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.types import Offer, WhenLate, lora_resident
 from ray_cluster.protocol.leases import Lease, Poll

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.policies.estimates import ERROR_WINDOW, PRIOR_RATIO
+from ray_cluster.policies.admission.estimates import ERROR_WINDOW, PRIOR_RATIO
 from ray_cluster.policies.fidelity import Terms
 from ray_cluster.policies.types import Offer
 from tests.fakes import finished, image_request, poll_of, registration

@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from ray_cluster.config.loras import LoraSettings
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
+from ray_cluster.config.sections.loras import LoraSettings
 from ray_cluster.config.validation_errors import likeness_to
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.lora_names import NearNames
-from ray_cluster.dispatch.loras import Loras
+from ray_cluster.dispatch.workers.lora_names import NearNames
+from ray_cluster.dispatch.workers.loras import Loras
 from tests.dispatch.lora_store import CONFIG, FACTS, bare_core, lora, with_loras
 from tests.fakes import finished, poll_of, registration
 

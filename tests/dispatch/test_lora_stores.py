@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.config.loras import LoraSettings
-from ray_cluster.config.sections import LimitsConfig
-from ray_cluster.dispatch import lora_stores
+from ray_cluster.config.sections.cell_wide import LimitsConfig
+from ray_cluster.config.sections.loras import LoraSettings
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.loras import Loras
-from ray_cluster.protocol.changes import ChangeLog, Mark
+from ray_cluster.dispatch.workers import lora_stores
+from ray_cluster.dispatch.workers.loras import Loras
+from ray_cluster.protocol.calling.changes import ChangeLog, Mark
 from ray_cluster.protocol.leases import Poll, PollReply
 from ray_cluster.protocol.loras import LoraOrders, LoraReports
-from ray_cluster.replica import lora_lists
+from ray_cluster.replica.lora_store import lists as lora_lists
 from tests.dispatch.lora_store import (
     CONFIG,
     FakeStore,

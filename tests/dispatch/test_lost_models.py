@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.state import Restored
 from ray_cluster.requests import Failure

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.types import MOST_PASSES, lora_resident
 from ray_cluster.protocol.leases import PollReply

@@ -11,8 +11,8 @@ from ray_cluster.config.arguments import scorer_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.observing import InForce, Instant, observe
-from ray_cluster.protocol.control import Observation, TypicalRequest
+from ray_cluster.dispatch.reports.observing import InForce, Instant, observe
+from ray_cluster.protocol.controller import Observation, TypicalRequest
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.requests import CascadeUse
 from tests.dispatch.cascade_core import (

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import settings
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.types import MOST_PASSES, lora_resident
 from ray_cluster.requests import AddOns, BlobRef, Edit, LoraUse

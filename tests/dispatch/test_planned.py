@@ -10,7 +10,7 @@ import pytest
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.dispatch.planned import document_version, within
-from ray_cluster.policies.plan import CascadePlan, PlannedSettings
+from ray_cluster.policies.planning.plan import CascadePlan, PlannedSettings
 from ray_cluster.protocol.settings import worker_settings
 from tests.dispatch.cascade_core import cascade, deferred, make_core, routed, score_of
 

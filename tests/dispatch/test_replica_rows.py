@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.dispatch.replica_rows import ReplicaRows
-from ray_cluster.policies.routing import shared_prices
+from ray_cluster.dispatch.workers.replica_rows import ReplicaRows
+from ray_cluster.policies.leasing.routing import shared_prices
 from ray_cluster.policies.types import ReplicaView, StepCost
 from tests.fakes import replica_view
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from ray_cluster.protocol import sizes
+from ray_cluster.protocol.calling import sizes
 from ray_cluster.requests import Failure
 from tests.dispatch.virtual_service import lease_one, make_service, now
 from tests.fakes import finished, image_request, poll_of, run_virtually

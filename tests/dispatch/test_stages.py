@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.dispatch.stages import (
+from ray_cluster.dispatch.cascades.stages import (
     FailureKind,
     Publication,
     RequestStages,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.config.sections import DispatchConfig, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.metrics import JobCounts, cell_snapshot
-from ray_cluster.dispatch.statistics import RATIO_BOUNDS, Ratios, size_class
+from ray_cluster.dispatch.reports.metrics import JobCounts, cell_snapshot
+from ray_cluster.dispatch.reports.statistics import RATIO_BOUNDS, Ratios, size_class
 from ray_cluster.protocol.leases import Failed
 from ray_cluster.requests import Failure
 from tests.fakes import finished, image_request, poll_of, registration, request_view

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.storage.blob_store import BlobStore
 from tests.e2e.service import HEADERS, REPLICA_PROCESS, Reached, Service, image_request
 

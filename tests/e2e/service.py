@@ -20,7 +20,7 @@ import psutil
 import yaml
 from safetensors.torch import load_file, save_file
 
-from ray_cluster.config.keys import ROLES
+from ray_cluster.config.sections.keys import ROLES
 from ray_cluster.models.builtin import builtin_folder
 from tests.keys import entry
 

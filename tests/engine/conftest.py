@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.engine.loading import LoadedModel, load_model
-from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.engine.models.loading import LoadedModel, load_model
+from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.models.builtin import builtin_folder
 from tests.engine.dits import DiTReference
 from tests.engine.failing import requests_with_a_bad_one

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.lora_files import LoraReader
-from ray_cluster.engine.controls.bank import ControlBank
-from ray_cluster.engine.controls.loading import load_controlnet
-from ray_cluster.engine.controls.source import ControlResiduals
-from ray_cluster.engine.loading import start_states
-from ray_cluster.engine.mixed_step import StepSources
-from ray_cluster.engine.state import RequestState
-from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.controlnets.bank import ControlBank
+from ray_cluster.engine.controlnets.loading import load_controlnet
+from ray_cluster.engine.controlnets.source import ControlResiduals
+from ray_cluster.engine.models.loading import start_states
+from ray_cluster.engine.step.mixed_step import StepSources
+from ray_cluster.engine.step.state import RequestState
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (

@@ -11,8 +11,8 @@ import torch
 from diffusers import DiffusionPipeline, FluxPipeline
 from torch import Tensor
 
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.requests import ImageRequest
 from tests.engine.harness import call_model, difference, request, start_all
 from tests.engine.reference import Reference

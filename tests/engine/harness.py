@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.engine.deltas import LayerDeltas
-from ray_cluster.engine.executor import StepBatch
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.state import Conditioning, RequestState
-from ray_cluster.engine.step_engine import FailedRow, StepEngine
-from ray_cluster.engine.token_layout import composition_of, layout_of
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.adapters.deltas import LayerDeltas
+from ray_cluster.engine.batch.token_layout import composition_of, layout_of
+from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.step.executor import StepBatch
+from ray_cluster.engine.step.state import Conditioning, RequestState
+from ray_cluster.engine.step.step_engine import FailedRow, StepEngine
 from ray_cluster.policies.types import RowView
 from ray_cluster.requests import ImageRequest
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ray_cluster.engine.executor import Residuals
-from ray_cluster.engine.residuals import Arrived, PendingResiduals, StepPart
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.controlnets.residuals import Arrived, PendingResiduals, StepPart
+from ray_cluster.engine.step.executor import Residuals
+from ray_cluster.engine.step.state import RequestState
 
 
 class LocalResiduals:

@@ -8,7 +8,7 @@ from typing import Any
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.lora_files import LoraFactors
 from ray_cluster.engine.adapters.low_rank import LowRank
-from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.models.loading import LoadedModel
 from tests.engine.random_loras import ATTENTION, pairs
 
 _ENDINGS = (

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.step.state import Conditioning
 from tests.engine.reference import Reference
 from tests.engine.two_steps import SCALE, StepRow, timestep_of
 

@@ -11,12 +11,12 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.mixed_step import StepSources
-from ray_cluster.engine.reuse_steps import ActivationStore
-from ray_cluster.engine.state import RequestState
-from ray_cluster.engine.step_engine import StepEngine
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.step.mixed_step import StepSources
+from ray_cluster.engine.step.reuse_steps import ActivationStore
+from ray_cluster.engine.step.state import RequestState
+from ray_cluster.engine.step.step_engine import StepEngine
+from ray_cluster.policies.steps.reuse import ReuseSchedule
 from ray_cluster.requests import ImageRequest, SamplerName
 from tests.engine.harness import (
     RUN_TOLERANCE,

@@ -12,11 +12,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.autoencoder import Pixels
-from ray_cluster.engine.building import build_runner
-from ray_cluster.engine.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.runner import EngineRunner
+from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.stages.autoencoder import Pixels
+from ray_cluster.engine.stages.building import build_runner
+from ray_cluster.engine.stages.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
+from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.requests import ImageRequest
 from tests.engine.harness import pool, run_alone
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine.reuse_steps import ActivationStore
-from ray_cluster.engine.step_engine import StepEngine
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.engine.step.reuse_steps import ActivationStore
+from ray_cluster.engine.step.step_engine import StepEngine
+from ray_cluster.policies.steps.reuse import ReuseSchedule
 from tests.engine.failing import FailsWith
 from tests.engine.harness import CONTROL_FACTOR, RUN_TOLERANCE, difference, request
 from tests.engine.reusing import Company, Visit

@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 
-from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.models.loading import load_model
 from ray_cluster.errors import ModelUnsupported
 from tests.engine.conftest import Zoo
 from tests.engine.harness import pixel_difference, pool, request, run_alone

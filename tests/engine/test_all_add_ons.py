@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from ray_cluster.engine.controls.local import LocalControls
-from ray_cluster.engine.loading import encode_images, start_states
+from ray_cluster.engine.controlnets.local import LocalControls
+from ray_cluster.engine.models.loading import encode_images, start_states
 from ray_cluster.requests import AddOns, ControlUse, ImageRequest
 from tests.engine.conftest import Zoo
 from tests.engine.controlled import Subject, engine_with, use

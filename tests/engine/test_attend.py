@@ -7,8 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_cluster.engine import attend as attending
-from ray_cluster.engine.attend import attend
+from ray_cluster.engine.models import attend as attending
+from ray_cluster.engine.models.attend import attend
 
 
 def heads(dtype: torch.dtype) -> list[Tensor]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine.device_errors import is_out_of_memory, raise_if_broken
+from ray_cluster.engine.device.device_errors import is_out_of_memory, raise_if_broken
 from ray_cluster.errors import DeviceBroken
 from tests.engine.conftest import Zoo
 from tests.engine.failing import (

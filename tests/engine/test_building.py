@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine.building import build_runner, uses_graphs
-from ray_cluster.engine.events import Stepped
+from ray_cluster.engine.stages.building import build_runner, uses_graphs
+from ray_cluster.engine.stages.events import Stepped
 from tests.engine.conftest import Zoo
 from tests.engine.harness import pool, request
 from tests.engine.staged import Events, StagedModel, until

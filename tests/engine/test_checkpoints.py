@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine.building import build_runner
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.stages.building import build_runner
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (

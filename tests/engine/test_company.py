@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ray_cluster.engine.loading import load_model
+from ray_cluster.engine.models.loading import load_model
 from ray_cluster.quality.distances import similarity
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.conftest import Zoo

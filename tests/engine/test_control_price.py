@@ -10,11 +10,11 @@ from functools import cache
 import pytest
 import torch
 
-from ray_cluster.engine.controls.local import LocalControls
-from ray_cluster.engine.step_costs import StepCosts
-from ray_cluster.engine.warmup import measure_step_cost
-from ray_cluster.policies.cost_learning import remote_control_share
-from ray_cluster.policies.cost_model import ExtraWork, StepWork, step_s
+from ray_cluster.engine.batch.step_costs import StepCosts
+from ray_cluster.engine.controlnets.local import LocalControls
+from ray_cluster.engine.stages.warmup import measure_step_cost
+from ray_cluster.policies.costs.cost_learning import remote_control_share
+from ray_cluster.policies.costs.cost_model import ExtraWork, StepWork, step_s
 from ray_cluster.policies.types import StepCost
 from tests.engine.conftest import Zoo
 from tests.engine.controlled import Subject, engine_with

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine.controls.asks import ControlAsk, RowResiduals
-from ray_cluster.engine.controls.loading import check_base, controlnet_config
-from ray_cluster.engine.controls.local import LocalControls
+from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
+from ray_cluster.engine.controlnets.loading import check_base, controlnet_config
+from ray_cluster.engine.controlnets.local import LocalControls
 from ray_cluster.errors import ModelUnsupported
 from ray_cluster.requests import AddOns
 from tests.engine.conftest import Zoo

@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 
-from ray_cluster.engine.cuda_graphs import GraphCapture, GraphedExecutor
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.device.cuda_graphs import GraphCapture, GraphedExecutor
+from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.errors import ConfigError
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.policies.steps.reuse import ReuseSchedule
 from tests.engine.conftest import Zoo
 from tests.engine.dits import dit_request
 from tests.engine.harness import (

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ray_cluster.engine import packed_weights
-from ray_cluster.engine.cuda_graphs import GraphedExecutor
-from ray_cluster.engine.deltas import RowDeltas
-from ray_cluster.engine.denoisers import build_executor
-from ray_cluster.engine.loading import LoadedModel, load_model
-from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.adapters.deltas import RowDeltas
+from ray_cluster.engine.device.cuda_graphs import GraphedExecutor
+from ray_cluster.engine.models import packed_weights
+from ray_cluster.engine.models.denoisers import build_executor
+from ray_cluster.engine.models.loading import LoadedModel, load_model
+from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.errors import ModelUnsupported
-from ray_cluster.policies.reuse import ActivePatches
+from ray_cluster.policies.steps.reuse import ActivePatches
 from tests.engine.conftest import DITS, Zoo
 from tests.engine.dits import DiTReference, dit_request
 from tests.engine.harness import (

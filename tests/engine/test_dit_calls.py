@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.batch.spans import Span, Spans
 from ray_cluster.engine.dit.attention import AttendAtOnce, attend_by_length
-from ray_cluster.engine.loading import load_model
-from ray_cluster.engine.spans import Span, Spans
+from ray_cluster.engine.models.loading import load_model
 from ray_cluster.errors import ModelUnsupported
 from tests.engine.conftest import Zoo
 from tests.engine.dits import DiTReference, MixedCall

@@ -12,7 +12,7 @@ import torch
 
 from ray_cluster.engine.dit.config import check_dit_layers
 from ray_cluster.engine.dit.executor import DiTExecutor
-from ray_cluster.engine.loading import inspect_model, load_model
+from ray_cluster.engine.models.loading import inspect_model, load_model
 from ray_cluster.errors import ConfigError, InvalidRequest, ModelUnsupported
 from ray_cluster.requests import ModelProfile
 from tests.engine.conftest import Zoo

@@ -9,11 +9,11 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
-from ray_cluster.engine.denoisers import build_executor
-from ray_cluster.engine.folders import component_config
-from ray_cluster.engine.memory import model_need, step_bytes
-from ray_cluster.engine.offload import place_weights
-from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.files.folders import component_config
+from ray_cluster.engine.files.memory import model_need, step_bytes
+from ray_cluster.engine.models.denoisers import build_executor
+from ray_cluster.engine.models.offload import place_weights
+from ray_cluster.engine.step.state import Conditioning
 from tests.engine.conftest import Zoo
 from tests.engine.dits import MixedCall
 from tests.engine.harness import CALL_TOLERANCE, call_model, difference

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.requests import ImageRequest
 from tests.engine.conftest import Zoo
 from tests.engine.dits import PROMPT, SIZES_PX, dit_request

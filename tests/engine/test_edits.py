@@ -13,13 +13,13 @@ import pytest
 import torch
 from diffusers import PNDMScheduler
 
-from ray_cluster.engine.building import build_runner
 from ray_cluster.engine.edits.template import latent_mask
-from ray_cluster.engine.events import Broken, Decoded, Died
-from ray_cluster.engine.sampler_schedules import add_past
-from ray_cluster.engine.samplers import SamplerTables
-from ray_cluster.engine.state import RequestState
-from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.schedules.sampler_schedules import add_past
+from ray_cluster.engine.schedules.samplers import SamplerTables
+from ray_cluster.engine.stages.building import build_runner
+from ray_cluster.engine.stages.events import Broken, Decoded, Died
+from ray_cluster.engine.step.state import RequestState
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.kernels.sampler_update.reference import sampler_update
 from ray_cluster.requests import ImageRequest, OutputSpec
 from tests.engine.conftest import Zoo

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.policies.fidelity import FewerSteps, Terms
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest, OutputSpec
 from ray_cluster.storage.state_format import StateHeader, header_text
@@ -91,11 +91,11 @@ _OTHER_PROCESS = """
 import sys, time
 from pathlib import Path
 import torch
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.engine.loading import load_model
-from ray_cluster.engine.state import RequestState
-from ray_cluster.engine.step_engine import StepEngine
-from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.models.loading import load_model
+from ray_cluster.engine.step.state import RequestState
+from ray_cluster.engine.step.step_engine import StepEngine
+from ray_cluster.engine.stages.warmup import prepare_threads
 
 prepare_threads(1)
 model = load_model(PoolConfig(name="m", model=sys.argv[1], max_px=128))
@@ -238,7 +238,7 @@ def test_a_state_of_another_version_is_refused(
         text["value"]["colour_space"] = "p3"
         return json.dumps(text)
 
-    monkeypatch.setattr("ray_cluster.engine.state.header_text", newer)
+    monkeypatch.setattr("ray_cluster.engine.step.state.header_text", newer)
     with pytest.raises(ValueError, match=r"no value of StateHeader: unknown fields: colour_space"):
         moved(state.to_bytes())
 

@@ -11,9 +11,9 @@ from diffusers import FlowMatchEulerDiscreteScheduler
 from diffusers.pipelines.flux.pipeline_flux import calculate_shift
 from torch import Tensor
 
-from ray_cluster.engine.flow_schedules import FlowModel
-from ray_cluster.engine.sampler_schedules import SamplerTable
-from ray_cluster.engine.samplers import SamplerTables
+from ray_cluster.engine.schedules.flow_schedules import FlowModel
+from ray_cluster.engine.schedules.sampler_schedules import SamplerTable
+from ray_cluster.engine.schedules.samplers import SamplerTables
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.kernels.sampler_update.reference import sampler_update
 from tests.engine.harness import CONTROL_FACTOR, difference

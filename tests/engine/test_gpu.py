@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine import loading
-from ray_cluster.engine.autoencoder import in_decoders_format
-from ray_cluster.engine.gpu import number_format_here, worker_device
-from ray_cluster.engine.loading import load_model
-from ray_cluster.policies.gpu_shares import CUDA_CONTEXT_BYTES
+from ray_cluster.engine.device.gpu import number_format_here, worker_device
+from ray_cluster.engine.models import loading
+from ray_cluster.engine.models.loading import load_model
+from ray_cluster.engine.stages.autoencoder import in_decoders_format
+from ray_cluster.policies.costs.gpu_shares import CUDA_CONTEXT_BYTES
 from tests.engine.conftest import Zoo
 from tests.engine.harness import pool
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ray_cluster.engine.adapters import grouping
+from ray_cluster.engine.adapters.deltas import LayerDeltas, RowDeltas, owned_by
 from ray_cluster.engine.adapters.low_rank import LowRank, packed
-from ray_cluster.engine.deltas import LayerDeltas, RowDeltas, owned_by
 
 # owners of rows, by number; None: no delta
 LAYS = [

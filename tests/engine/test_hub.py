@@ -17,13 +17,11 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
-from ray_cluster.engine.whole_models import load_models
+from ray_cluster.engine.models.whole_models import load_models
 from tests.engine.conftest import Zoo
 
 REVISION = "a" * 40
-RESOLVE = (
-    "import sys; from ray_cluster.engine.folders import resolve_folder as r; print(r(sys.argv[1]))"
-)
+RESOLVE = "import sys, ray_cluster.engine.files.folders as f; print(f.resolve_folder(sys.argv[1]))"
 
 
 class Hub(BaseHTTPRequestHandler):

@@ -164,7 +164,7 @@ def test_an_update_that_fails_after_the_noise_is_drawn_gives_it_back(
     model = zoo.model("sd")
     requests = [request(f"r{i}", sampler=sampler, seed=i) for i in range(3)]
     expected = {one.request_id: run_alone(model, one) for one in requests}
-    monkeypatch.setattr("ray_cluster.engine.mixed_step.sampler_update", fails_once)
+    monkeypatch.setattr("ray_cluster.engine.step.mixed_step.sampler_update", fails_once)
     run = drive(engine_of(model), {0: start_all(model, requests)})
     assert num_calls == 3 + 2 + 3
     for key, latents in expected.items():

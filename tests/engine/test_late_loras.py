@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.lora_files import LoraReader
-from ray_cluster.engine.loading import start_states
-from ray_cluster.engine.state import RequestState
-from ray_cluster.engine.step_call import LateLoras
-from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.models.loading import start_states
+from ray_cluster.engine.step.state import RequestState
+from ray_cluster.engine.step.step_call import LateLoras
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
 from tests.engine.conftest import DITS, Zoo
 from tests.engine.dits import dit_request

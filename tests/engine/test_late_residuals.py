@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 import torch
 
-from ray_cluster.engine.controls.asks import ControlAsk, RowResiduals
-from ray_cluster.engine.controls.local import LocalControls, SplitControls
+from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
+from ray_cluster.engine.controlnets.local import LocalControls, SplitControls
 from ray_cluster.errors import RequestFailed
 from tests.engine.conftest import Zoo
 from tests.engine.controlled import CASES, WITH_LORA, Subject, engine_with

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.config.pools import DefaultsConfig, PoolConfig
-from ray_cluster.engine.loading import inspect_model, load_model
+from ray_cluster.config.sections.pools import DefaultsConfig, PoolConfig
+from ray_cluster.engine.models.loading import inspect_model, load_model
 from ray_cluster.engine.unet.config import check_unet_config
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.local import model_sizes, vae_scale_factor

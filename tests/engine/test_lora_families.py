@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.lora_files import LoraFactors, read_lora
-from ray_cluster.engine.loading import LoadedModel, encode_images, start_states
+from ray_cluster.engine.models.loading import LoadedModel, encode_images, start_states
 from ray_cluster.requests import ImageRequest
 from tests.engine.conftest import DITS, Zoo
 from tests.engine.edits import EditReference, aligned_mask, edit_pixels, edit_request, template

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from ray_cluster.engine.step_costs import StepCosts
-from ray_cluster.engine.warmup import measure_step_cost
+from ray_cluster.engine.batch.step_costs import StepCosts
+from ray_cluster.engine.stages.warmup import measure_step_cost
 from ray_cluster.errors import ModelUnsupported
-from ray_cluster.policies.cost_model import ExtraWork, StepWork, step_s
+from ray_cluster.policies.costs.cost_model import ExtraWork, StepWork, step_s
 from ray_cluster.policies.types import StepCost
 from tests.engine.conftest import Zoo
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.factors import open_factors, write_factors
 from ray_cluster.engine.adapters.lora_files import LoraFactors, LoraReader
-from ray_cluster.engine.loading import start_states
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.models.loading import start_states
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.requests import ImageRequest
 from tests.engine.conftest import DITS, Zoo
 from tests.engine.dits import dit_request

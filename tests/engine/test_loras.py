@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from ray_cluster.engine.adapters.lora_files import LoraFactors, read_lora
 from ray_cluster.engine.adapters.low_rank import LowRank, joined
-from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.errors import ModelUnsupported
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.requests import ImageRequest

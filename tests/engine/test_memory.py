@@ -13,26 +13,26 @@ from diffusers import DiffusionPipeline
 from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
-from ray_cluster.engine.autoencoder import ImageDecoder, decode_batch
-from ray_cluster.engine.batch_caps import BatchCaps
-from ray_cluster.engine.folders import component_config
-from ray_cluster.engine.loading import load_model
-from ray_cluster.engine.memory import (
+from ray_cluster.engine.batch.batch_caps import BatchCaps
+from ray_cluster.engine.files.folders import component_config
+from ray_cluster.engine.files.memory import (
     decode_bytes,
     encode_bytes,
     model_need,
     plan_model_memory,
     step_bytes,
 )
-from ray_cluster.engine.offload import place_weights
-from ray_cluster.engine.prompt_encoder import PipelineEncoder
-from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.files.weights import component_weights, vae_dtype
+from ray_cluster.engine.models.loading import load_model
+from ray_cluster.engine.models.offload import place_weights
+from ray_cluster.engine.models.whole_models import load_models
+from ray_cluster.engine.stages.autoencoder import ImageDecoder, decode_batch
+from ray_cluster.engine.stages.prompt_encoder import PipelineEncoder
+from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.engine.unet.executor import UNetExecutor
-from ray_cluster.engine.weights import component_weights, vae_dtype
-from ray_cluster.engine.whole_models import load_models
 from ray_cluster.errors import MemoryRefused
-from ray_cluster.policies.gpu_shares import Card
-from ray_cluster.policies.memory import MemoryNeed, Offloaded, SizePx
+from ray_cluster.policies.costs.gpu_shares import Card
+from ray_cluster.policies.costs.memory import MemoryNeed, Offloaded, SizePx
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (
     CALL_TOLERANCE,

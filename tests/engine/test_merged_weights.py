@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ray_cluster.engine import packed_weights
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
+from ray_cluster.engine.adapters.deltas import RowDeltas
 from ray_cluster.engine.adapters.low_rank import LowRank
 from ray_cluster.engine.adapters.merged_weights import MergedWeights
-from ray_cluster.engine.cuda_graphs import GraphedExecutor
-from ray_cluster.engine.deltas import RowDeltas
-from ray_cluster.engine.loading import LoadedModel, start_states
-from ray_cluster.engine.packed_weights import (
+from ray_cluster.engine.adapters.weight_parts import parts_of
+from ray_cluster.engine.device.cuda_graphs import GraphedExecutor
+from ray_cluster.engine.models import packed_weights
+from ray_cluster.engine.models.loading import LoadedModel, start_states
+from ray_cluster.engine.models.packed_weights import (
     packed_conv,
     packed_geglu,
     packed_gelu,
     packed_linear,
 )
-from ray_cluster.engine.step_engine import StepEngine
-from ray_cluster.engine.weight_parts import parts_of
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.errors import ModelUnsupported
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
 from tests.engine.conftest import Zoo

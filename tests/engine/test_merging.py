@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
-from ray_cluster.engine.merging import Merger
-from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.adapters.merging import Merger
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (

@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.step_engine import StepEngine
-from ray_cluster.engine.token_layout import (
+from ray_cluster.engine.batch.token_layout import (
     Composition,
     KeptLayouts,
     Segment,
@@ -23,6 +21,8 @@ from ray_cluster.engine.token_layout import (
     composition_of,
     layout_of,
 )
+from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.engine.unet import parts
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.conftest import Zoo

@@ -15,10 +15,10 @@ import pytest
 import torch
 from diffusers import AutoencoderTiny
 
-from ray_cluster.engine.autoencoder import ImageDecoder, ImageEncoder
-from ray_cluster.engine.batch_caps import BatchCaps
-from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.step_costs import StepCosts
+from ray_cluster.engine.batch.batch_caps import BatchCaps
+from ray_cluster.engine.batch.step_costs import StepCosts
+from ray_cluster.engine.stages.autoencoder import ImageDecoder, ImageEncoder
+from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.models.local import vae_scale_factor
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo

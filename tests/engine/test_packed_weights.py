@@ -10,9 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ray_cluster.engine import packed_weights
-from ray_cluster.engine.deltas import RowDeltas
-from ray_cluster.engine.packed_weights import (
+from ray_cluster.engine.adapters.deltas import RowDeltas
+from ray_cluster.engine.models import packed_weights
+from ray_cluster.engine.models.packed_weights import (
     GeluFormula,
     packed_conv,
     packed_geglu,

@@ -13,11 +13,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.active import active_tokens
 from ray_cluster.engine.dit.blocks import JointBlock
-from ray_cluster.engine.executor import RowReuse
-from ray_cluster.engine.state import Conditioning
-from ray_cluster.policies.reuse import ActivePatches
+from ray_cluster.engine.step.active import active_tokens
+from ray_cluster.engine.step.executor import RowReuse
+from ray_cluster.engine.step.state import Conditioning
+from ray_cluster.policies.steps.reuse import ActivePatches
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (
     CALL_TOLERANCE,

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from ray_cluster.engine.batch_caps import BatchLimit
-from ray_cluster.engine.batch_stage import BatchStage
+from ray_cluster.engine.batch.batch_caps import BatchLimit
+from ray_cluster.engine.stages.batch_stage import BatchStage
 from ray_cluster.requests import OutputSpec, SamplerName
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (

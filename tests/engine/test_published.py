@@ -15,9 +15,9 @@ from diffusers import DiffusionPipeline
 
 from ray_cluster.api.resolve import resolve
 from ray_cluster.api.schema import ImageGenerationRequest
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.config.sections import LimitsConfig
-from ray_cluster.engine.loading import LoadedModel, inspect_model, load_model
+from ray_cluster.config.sections.cell_wide import LimitsConfig
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.models.loading import LoadedModel, inspect_model, load_model
 from ray_cluster.errors import ConfigError, InvalidRequest
 from ray_cluster.requests import ImageRequest
 from tests.engine.conftest import Zoo

@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.executor import Residuals
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.mixed_step import StepSources, compute_step
-from ray_cluster.engine.residuals import Arrived, NoResiduals, StepPart
-from ray_cluster.engine.state import RequestState
-from ray_cluster.engine.step_call import Held
-from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.controlnets.residuals import Arrived, NoResiduals, StepPart
+from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.step.executor import Residuals
+from ray_cluster.engine.step.mixed_step import StepSources, compute_step
+from ray_cluster.engine.step.state import RequestState
+from ray_cluster.engine.step.step_call import Held
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.engine.unet.grids import as_rows
 from ray_cluster.errors import ModelUnsupported
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.policies.steps.reuse import ReuseSchedule
 from tests.engine.conftest import Zoo
 from tests.engine.dits import dit_request
 from tests.engine.harness import (

@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.reuse_steps import ActivationStore
+from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.step.reuse_steps import ActivationStore
 from ray_cluster.engine.unet import parts
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.policies.steps.reuse import ReuseSchedule
 from tests.engine.harness import CONTROL_FACTOR, RUN_TOLERANCE, difference, request
 from tests.engine.reusing import Company, Visit, visits
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.token_layout import SizeGroup, layout_of
+from ray_cluster.engine.batch.token_layout import SizeGroup, layout_of
 from ray_cluster.engine.unet import parts
 from ray_cluster.engine.unet.executor import UNetExecutor
 from ray_cluster.kernels.by_device import triton_twin

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.engine.events import Decoded, Stepped
-from ray_cluster.engine.state import RequestState
+from ray_cluster.engine.stages.events import Decoded, Stepped
+from ray_cluster.engine.step.state import RequestState
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
 from tests.engine.harness import PIXEL_TOLERANCE, pixel_difference, request, start

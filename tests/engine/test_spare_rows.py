@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.models.loading import LoadedModel
 from ray_cluster.engine.unet.grids import Grid, rounded_rows
 from tests.engine.conftest import Zoo
 from tests.engine.harness import CALL_TOLERANCE, difference, request, start_all

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.engine.step_costs import StepCosts
-from ray_cluster.policies.batch_layout import choose_layout
-from ray_cluster.policies.cost_model import ExtraWork, StepWork, one_call_s, step_s
+from ray_cluster.engine.batch.step_costs import StepCosts
+from ray_cluster.policies.costs.cost_model import ExtraWork, StepWork, one_call_s, step_s
+from ray_cluster.policies.steps.batch_layout import choose_layout
 from ray_cluster.policies.types import StepCost
 
 MEASURED = StepCost(0.02, 1.0, decode_per_megapixel_s=3.0)

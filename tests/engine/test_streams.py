@@ -14,9 +14,9 @@ from torch import Tensor
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.adapters.low_rank import LowRank
+from ray_cluster.engine.device.streams import StageStream, finish_queued, sent
 from ray_cluster.engine.dit.rotary import Rotary
-from ray_cluster.engine.streams import StageStream, finish_queued, sent
-from ray_cluster.engine.warmup import measure_step_cost, warm_up
+from ray_cluster.engine.stages.warmup import measure_step_cost, warm_up
 from ray_cluster.requests import ImageRequest
 from tests.engine.conftest import Zoo
 from tests.engine.harness import request, start
@@ -53,7 +53,7 @@ def test_every_stage_has_a_stream_and_waits_before_it_hands_over(
     zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Recorded.made = []
-    monkeypatch.setattr("ray_cluster.engine.runner.StageStream", Recorded)
+    monkeypatch.setattr("ray_cluster.engine.stages.runner.StageStream", Recorded)
     requests = [request(f"r{index}", seed=index) for index in range(3)]
     model = StagedModel(zoo.model("sd"), requests)
     with Running(model.loaded) as running:
@@ -90,7 +90,7 @@ def test_requests_are_served_by_the_threads_and_streams_that_were_warmed_up(
     zoo: Zoo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     Recorded.made = []
-    monkeypatch.setattr("ray_cluster.engine.runner.StageStream", Recorded)
+    monkeypatch.setattr("ray_cluster.engine.stages.runner.StageStream", Recorded)
     model = StagedModel(zoo.model("sd"))
     threads: dict[str, set[int]] = {}
     encoded: list[ImageRequest] = []

@@ -11,15 +11,15 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 from diffusers.models.downsampling import Downsample2D
 from diffusers.models.upsampling import Upsample2D
 
-from ray_cluster.engine import packed_weights
-from ray_cluster.engine.executor import KeptRow, RowReuse, StepBatch
-from ray_cluster.engine.model_rows import KeptDeltas
-from ray_cluster.engine.rings import Rings
-from ray_cluster.engine.token_layout import SizeGroup, layout_of
+from ray_cluster.engine.batch.token_layout import SizeGroup, layout_of
+from ray_cluster.engine.models import packed_weights
+from ray_cluster.engine.step.executor import KeptRow, RowReuse, StepBatch
+from ray_cluster.engine.step.model_rows import KeptDeltas
+from ray_cluster.engine.step.rings import Rings
 from ray_cluster.engine.unet.grids import as_rows, grids_of, level_rows
 from ray_cluster.engine.unet.halo import Size
 from ray_cluster.engine.unet.parts import Downsample, Upsample
-from ray_cluster.policies.reuse import ActivePatches
+from ray_cluster.policies.steps.reuse import ActivePatches
 from tests.engine.harness import CALL_TOLERANCE, difference
 
 _CHANNELS = 8

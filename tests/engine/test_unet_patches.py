@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.engine.unet import halo, parts
-from ray_cluster.policies.reuse import ActivePatches
+from ray_cluster.policies.steps.reuse import ActivePatches
 from tests.engine.conftest import Zoo
 from tests.engine.harness import CALL_TOLERANCE, CONTROL_FACTOR, difference, request, start_all
 from tests.engine.partial_unet import Control, expected_of_unet

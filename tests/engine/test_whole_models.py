@@ -13,11 +13,11 @@ import torch
 from diffusers import DiffusionPipeline, UNet2DConditionModel
 from safetensors.torch import load_file, save_file
 
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.engine.folders import component_names
-from ray_cluster.engine.loading import inspect_model, load_model
-from ray_cluster.engine.weights import component_weights
-from ray_cluster.engine.whole_models import load_models
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.files.folders import component_names
+from ray_cluster.engine.files.weights import component_weights
+from ray_cluster.engine.models.loading import inspect_model, load_model
+from ray_cluster.engine.models.whole_models import load_models
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.weight_files import components
 from tests.engine.conftest import Zoo

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from ray_cluster.engine.building import build_engine
-from ray_cluster.engine.samplers import SamplerTables
+from ray_cluster.engine.schedules.samplers import SamplerTables
+from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.requests import SAMPLER_NAMES, SamplerName
 from tests.engine.conftest import Zoo
 from tests.engine.exactness import GUIDANCE, check, variety

@@ -12,16 +12,16 @@ import torch
 from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
-from ray_cluster.engine.autoencoder import ImageDecoder, in_decoders_format
-from ray_cluster.engine.denoisers import build_executor, denoiser_name
-from ray_cluster.engine.folders import component_config
-from ray_cluster.engine.memory import decode_bytes, encode_bytes, step_bytes
-from ray_cluster.engine.packed_weights import packs
-from ray_cluster.engine.prompt_encoder import PipelineEncoder
-from ray_cluster.engine.state import Conditioning
-from ray_cluster.engine.weight_parts import parts_of
-from ray_cluster.engine.whole_models import load_models
-from ray_cluster.engine.wide_layers import computing_dtype, has_instructions, widen
+from ray_cluster.engine.adapters.weight_parts import parts_of
+from ray_cluster.engine.files.folders import component_config
+from ray_cluster.engine.files.memory import decode_bytes, encode_bytes, step_bytes
+from ray_cluster.engine.models.denoisers import build_executor, denoiser_name
+from ray_cluster.engine.models.packed_weights import packs
+from ray_cluster.engine.models.whole_models import load_models
+from ray_cluster.engine.models.wide_layers import computing_dtype, has_instructions, widen
+from ray_cluster.engine.stages.autoencoder import ImageDecoder, in_decoders_format
+from ray_cluster.engine.stages.prompt_encoder import PipelineEncoder
+from ray_cluster.engine.step.state import Conditioning
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (
     CALL_TOLERANCE,

@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.deltas import LayerDeltas
-from ray_cluster.engine.executor import Activations, RowReuse, StepBatch
-from ray_cluster.engine.token_layout import composition_of, layout_of
-from ray_cluster.policies.reuse import ActivePatches
+from ray_cluster.engine.adapters.deltas import LayerDeltas
+from ray_cluster.engine.batch.token_layout import composition_of, layout_of
+from ray_cluster.engine.step.executor import Activations, RowReuse, StepBatch
+from ray_cluster.policies.steps.reuse import ActivePatches
 
 SCALE = 2.0
 

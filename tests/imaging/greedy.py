@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from ray_cluster.imaging.allowance import Allowance
-from ray_cluster.imaging.worker_process import Message
+from ray_cluster.imaging.processes.allowance import Allowance
+from ray_cluster.imaging.processes.worker_process import Message
 
 MIB = 1 << 20
 

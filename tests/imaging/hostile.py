@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from tests.imaging.pictures import exif_of, file_of, gradient
 
 _START_OF_SCAN = b"\xff\xda"

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from ray_cluster.errors import RequestFailed
-from ray_cluster.imaging.allowance import of_decoding
-from ray_cluster.imaging.image_coder import MAX_CHECK_S
-from ray_cluster.imaging.worker_process import CoderProcess, JobTooLong, Message
+from ray_cluster.imaging.processes.allowance import of_decoding
+from ray_cluster.imaging.processes.image_coder import MAX_CHECK_S
+from ray_cluster.imaging.processes.worker_process import CoderProcess, JobTooLong, Message
 from tests.imaging.hostile import bombs, plain_png, png_of, regular_files, vast_png
 
 MIB = 1 << 20

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.imaging.fair_queue import LEAST_JOB_BYTES, Entry, FairQueue, QueueFull
+from ray_cluster.imaging.processes.fair_queue import LEAST_JOB_BYTES, Entry, FairQueue, QueueFull
 
 MIB = 1 << 20
 

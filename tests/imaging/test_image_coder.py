@@ -14,10 +14,10 @@ import pytest
 
 from ray_cluster.errors import RequestFailed
 from ray_cluster.imaging.encoder import encode_image, read_recipe
-from ray_cluster.imaging.fair_queue import QueueFull
-from ray_cluster.imaging.image_coder import ImageCoder, Source
+from ray_cluster.imaging.processes.fair_queue import QueueFull
+from ray_cluster.imaging.processes.image_coder import ImageCoder, Source
+from ray_cluster.imaging.processes.worker_process import CoderProcess, Message, ProcessDied
 from ray_cluster.imaging.templates import ImageFacts
-from ray_cluster.imaging.worker_process import CoderProcess, Message, ProcessDied
 from ray_cluster.requests import OutputSpec
 from tests.imaging.pictures import RECIPE, file_of, gradient, pixels_of
 
@@ -95,7 +95,7 @@ def test_a_process_that_cannot_be_started_costs_one_image(monkeypatch: pytest.Mo
     with ImageCoder() as coder:
         os.kill(writer_of(coder), signal.SIGKILL)
         with monkeypatch.context() as patch:
-            patch.setattr("ray_cluster.imaging.coder_pool._start", no_process)
+            patch.setattr("ray_cluster.imaging.processes.coder_pool._start", no_process)
             with pytest.raises(RequestFailed, match="Resource temporarily unavailable"):
                 coder.submit(gradient(), OutputSpec(), RECIPE).result(60)
         again = coder.submit(gradient(), OutputSpec(), RECIPE)
@@ -107,7 +107,7 @@ def test_a_job_that_takes_too_long_is_ended_and_not_tried_again(
 ) -> None:
     with ImageCoder() as coder:
         first = writer_of(coder)
-        monkeypatch.setattr("ray_cluster.imaging.image_coder.MAX_JOB_S", 0.05)
+        monkeypatch.setattr("ray_cluster.imaging.processes.image_coder.MAX_JOB_S", 0.05)
         # seconds of work
         big = np.random.default_rng(0).integers(0, 256, (4000, 4000, 3), dtype=np.uint8)
         with pytest.raises(RequestFailed, match="Send the request again"):
@@ -126,7 +126,7 @@ def test_an_answer_that_cannot_be_read_ends_its_process(monkeypatch: pytest.Monk
     with ImageCoder() as coder:
         first = writer_of(coder)
         with monkeypatch.context() as patch:
-            patch.setattr("ray_cluster.imaging.worker_process._read", unreadable)
+            patch.setattr("ray_cluster.imaging.processes.worker_process._read", unreadable)
             with pytest.raises(RequestFailed):
                 coder.submit(gradient(), OutputSpec(), {}).result(60)
         assert writer_of(coder) != first
@@ -134,7 +134,7 @@ def test_an_answer_that_cannot_be_read_ends_its_process(monkeypatch: pytest.Monk
 
 def test_its_processes_end_when_their_parent_is_killed() -> None:
     code = (
-        "import time; from ray_cluster.imaging.coder_pool import _start\n"
+        "import time; from ray_cluster.imaging.processes.coder_pool import _start\n"
         "print([_start().pid for _ in range(2)], flush=True); time.sleep(60)"
     )
     parent = subprocess.Popen(
@@ -152,7 +152,7 @@ def test_its_processes_end_when_their_parent_is_killed() -> None:
 
 def test_it_imports_neither_torch_nor_ray_nor_the_parents_main_module() -> None:
     code = (
-        "import sys, ray_cluster.imaging.coder_tasks\n"
+        "import sys, ray_cluster.imaging.processes.coder_tasks\n"
         "print(sorted({name.split('.')[0] for name in sys.modules}))"
     )
     output = subprocess.run(

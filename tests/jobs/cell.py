@@ -12,13 +12,13 @@ from typing import Any
 from ray_cluster.cell.front import Front, Identity, Stores
 from ray_cluster.config.arguments import front_arguments
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections import LimitsConfig, StorageConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig, StorageConfig
 from ray_cluster.config.settings import ControlNetSettings
 from ray_cluster.errors import Stage
-from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.protocol.control import PlanCalls
+from ray_cluster.jobs.store.sql_store import SqlJobStore
+from ray_cluster.protocol.calling.interface import methods_of
+from ray_cluster.protocol.controller import PlanCalls
 from ray_cluster.protocol.dispatcher import CellCalls, ImageCalls, JobCalls, LoraCalls
-from ray_cluster.protocol.interface import methods_of
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Scored, Shown
 from ray_cluster.protocol.outcomes import Preview

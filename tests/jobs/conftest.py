@@ -17,7 +17,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 
 _USER = "postgres"
 _START_S = 30.0

@@ -153,7 +153,7 @@ async def test_what_a_dead_dispatcher_has_not_deleted_is_deleted(tmp_path: Path)
 async def test_a_store_that_does_not_publish_fails_the_job_after_several_tries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.dispatch.candidates._RETRY_S", (0.0, 0.0))
+    monkeypatch.setattr("ray_cluster.dispatch.cascades.candidates._RETRY_S", (0.0, 0.0))
     async with JobsCell(tmp_path) as cell:
         workers = await Workers.of(cell)
         await cell.create_job(cascade_job())

@@ -14,10 +14,10 @@ from ray_cluster.config.arguments import worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.jobs import control
+from ray_cluster.jobs import controller as control
 from ray_cluster.observability.metrics_snapshot import Snapshot
-from ray_cluster.policies.plan import PlannedSettings
-from ray_cluster.protocol.control import Observation, PlannedPool, RoundRecord
+from ray_cluster.policies.planning.plan import PlannedSettings
+from ray_cluster.protocol.controller import Observation, PlannedPool, RoundRecord
 from ray_cluster.protocol.leases import Poll, Registration
 from tests.fakes import image_request, registration, some_settings
 from tests.jobs.cell import JobsCell, until

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.config.sections import DispatchConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig
 from ray_cluster.errors import JobStoreUnavailable
-from ray_cluster.jobs.sql_engine import JobStoreError
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store.sql_engine import JobStoreError
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.protocol.jobs import Job, JobQuery
 from tests.jobs.cell import JobsCell, Replica, job
 from tests.running_time import RunningTime
@@ -82,7 +82,7 @@ async def test_what_cannot_be_kept_is_not_accepted(tmp_path: Path) -> None:
 async def test_an_end_is_told_only_once_it_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.jobs.store_threads._RETRY_S", (0.02,))
+    monkeypatch.setattr("ray_cluster.jobs.store.store_threads._RETRY_S", (0.02,))
     store = NoEnds(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
     async with JobsCell(tmp_path, store=store) as cell:
         replica = await Replica(cell).register()
@@ -123,7 +123,7 @@ async def test_who_waits_for_a_job_hears_its_end_without_another_read(tmp_path: 
 async def test_a_cancel_that_cannot_be_kept_says_so_and_is_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.jobs.store_threads._RETRY_S", (0.02,))
+    monkeypatch.setattr("ray_cluster.jobs.store.store_threads._RETRY_S", (0.02,))
     monkeypatch.setattr("ray_cluster.jobs.service._WRITTEN_S", 0.1)
     store = NoEnds(SqlJobStore.open(f"sqlite:///{tmp_path}/jobs.db"))
     async with JobsCell(tmp_path, store=store) as cell:

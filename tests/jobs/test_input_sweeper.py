@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster.config.sections import StorageConfig
-from ray_cluster.jobs.sql_engine import JobStoreError
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.config.sections.cell_wide import StorageConfig
+from ray_cluster.jobs.store.sql_engine import JobStoreError
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.requests import BlobRef, Edit, ImageRequest
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError

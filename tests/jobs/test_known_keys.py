@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.config.keys import ROLES, ApiKey
+from ray_cluster.config.sections.keys import ROLES, ApiKey
 from ray_cluster.errors import ConfigError
-from ray_cluster.jobs.sql_engine import JobStoreError
+from ray_cluster.jobs.store.sql_engine import JobStoreError
 from tests.jobs.cell import JobsCell
 
 KEYS = (ApiKey("a" * 64, "ci", ROLES), ApiKey.plain("secret"))
@@ -58,7 +58,7 @@ async def test_a_store_that_fails_neither_opens_the_service_nor_stops_it(
         assert "the set of API keys in force is not written yet" in caplog.text
         # what was revoked meanwhile stays so
         monkeypatch.undo()
-        monkeypatch.setattr("ray_cluster.jobs.store_threads._RETRY_S", (0.02,))
+        monkeypatch.setattr("ray_cluster.jobs.store.store_threads._RETRY_S", (0.02,))
         async with asyncio.timeout(10.0):
             await asyncio.gather(*saving)
         assert await known.load() == KEYS[:1]

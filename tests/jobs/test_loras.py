@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.config.loras import LoraEntry, LoraSettings
+from ray_cluster.config.sections.loras import LoraEntry, LoraSettings
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs import loras
-from ray_cluster.jobs.sql_engine import JobStoreError
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store.sql_engine import JobStoreError
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.changes import Mark
+from ray_cluster.protocol.calling.changes import Mark
 from ray_cluster.protocol.leases import Poll, Registration
 from ray_cluster.protocol.loras import Lora, LoraFacts, LoraReport, LoraReports
 from ray_cluster.requests import AddOns, LoraUse

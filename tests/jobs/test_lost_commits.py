@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 from tests.jobs.cell import JobsCell, Replica, job, until
 from tests.jobs.conftest import PostgresServer
 from tests.jobs.cutting_proxy import Cut, CuttingProxy

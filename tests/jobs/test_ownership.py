@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.jobs import ownership
-from ray_cluster.jobs.holder import Holder
-from ray_cluster.jobs.ownership import JobStoreInUse
-from ray_cluster.jobs.sql_owner import JobStoreTaken
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store import ownership
+from ray_cluster.jobs.store.holder import Holder
+from ray_cluster.jobs.store.ownership import JobStoreInUse
+from ray_cluster.jobs.store.sql_owner import JobStoreTaken
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 from tests.jobs.cell import JobsCell, Replica, job, until
 
 
@@ -108,8 +108,8 @@ async def test_an_owner_whose_process_has_ended_is_followed_at_once(
     monkeypatch.setattr(ownership, "_SILENT_S", 1e6)
     program = f"""
 import os, signal
-from ray_cluster.jobs.holder import Holder
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store.holder import Holder
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 store = SqlJobStore.open({store_url!r})
 store.take(Holder.here("other"), None)
 os.kill(os.getpid(), signal.SIGKILL)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ray_cluster.errors import JobStoreUnavailable
-from ray_cluster.jobs.sql_engine import JobStoreError
+from ray_cluster.jobs.store.sql_engine import JobStoreError
 from ray_cluster.protocol.jobs import JobQuery
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from tests.jobs.cell import JobsCell, Replica, job, until
@@ -190,7 +190,7 @@ class _Losing:
 async def test_a_job_whose_written_row_was_not_answered_is_accepted_or_certainly_not_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_lost: int
 ) -> None:
-    monkeypatch.setattr("ray_cluster.jobs.store_threads._RETRY_S", (0.02,))
+    monkeypatch.setattr("ray_cluster.jobs.store.store_threads._RETRY_S", (0.02,))
     async with JobsCell(tmp_path) as cell:
         await Replica(cell).register()
         answers = LostAnswers(cell, monkeypatch)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.protocol.jobs import Job, JobQuery
 from tests.jobs.cell import TIMING, JobsCell, Replica, job, until
 

@@ -10,9 +10,9 @@ from alembic import command
 from alembic.config import Config
 from sqlalchemy.exc import OperationalError
 
-from ray_cluster.jobs.holder import Holder
-from ray_cluster.jobs.sql_engine import JobStoreError, connect
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store.holder import Holder
+from ray_cluster.jobs.store.sql_engine import JobStoreError, connect
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 from tests.jobs.conftest import PostgresServer
 
 

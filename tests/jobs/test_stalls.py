@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.policies.fidelity import Terms
+from ray_cluster.protocol.calling.interface import methods_of
 from ray_cluster.protocol.dispatcher import JobCalls
-from ray_cluster.protocol.interface import methods_of
 from ray_cluster.protocol.jobs import JobQuery
 from ray_cluster.protocol.leases import Poll
 from ray_cluster.protocol.loras import Lora

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from ray_cluster.jobs.sql_engine import JobStoreError
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store.sql_engine import JobStoreError
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.protocol.jobs import Job, JobQuery, StoredImage
 from ray_cluster.protocol.leases import Endpoint
 from ray_cluster.requests import Failure, OutputSpec, Timing

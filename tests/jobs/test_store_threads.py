@@ -15,9 +15,9 @@ import pytest
 import sqlalchemy as sa
 
 from ray_cluster.errors import JobStoreUnavailable
-from ray_cluster.jobs.sql_engine import JobStoreError
-from ray_cluster.jobs.sql_store import SqlJobStore
-from ray_cluster.jobs.store_threads import Kind, StoreThreads
+from ray_cluster.jobs.store.sql_engine import JobStoreError
+from ray_cluster.jobs.store.sql_store import SqlJobStore
+from ray_cluster.jobs.store.store_threads import Kind, StoreThreads
 from tests.jobs.cell import job, until
 
 
@@ -93,7 +93,7 @@ async def test_reads_are_taken_in_turn_by_client(tmp_path: Path) -> None:
 async def test_no_more_than_some_reads_of_a_client_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.jobs.store_threads._MOST_WAITING", 3)
+    monkeypatch.setattr("ray_cluster.jobs.store.store_threads._MOST_WAITING", 3)
     async with working(tmp_path) as (store, thread):
         for _ in range(2):
             async with held(thread, "read"):
@@ -148,7 +148,7 @@ async def test_one_that_fails_among_others_fails_alone(tmp_path: Path) -> None:
 async def test_a_locked_store_is_known_to_be_well_again_though_nobody_asks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.jobs.store_threads._PROBE_EVERY_S", 0.05)
+    monkeypatch.setattr("ray_cluster.jobs.store.store_threads._PROBE_EVERY_S", 0.05)
     async with working(tmp_path) as (store, thread):
         blocker = sqlite3.connect(tmp_path / "jobs.db", isolation_level=None)
         blocker.execute("BEGIN IMMEDIATE")
@@ -165,7 +165,7 @@ async def test_a_locked_store_is_known_to_be_well_again_though_nobody_asks(
 async def test_whoever_would_wait_too_long_is_told_and_nothing_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.jobs.store_threads._TURN_S", 0.5)
+    monkeypatch.setattr("ray_cluster.jobs.store.store_threads._TURN_S", 0.5)
     async with working(tmp_path) as (store, thread):
         async with held(thread):
             asked = asyncio.create_task(thread.visit().write(store.insert, job("asked")))

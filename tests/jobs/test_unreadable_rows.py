@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 import sqlalchemy as sa
 
-from ray_cluster.jobs.holder import Holder
-from ray_cluster.jobs.job_rows import row_of
-from ray_cluster.jobs.sql_engine import JobUnreadable
-from ray_cluster.jobs.sql_store import SqlJobStore
+from ray_cluster.jobs.store.holder import Holder
+from ray_cluster.jobs.store.job_rows import row_of
+from ray_cluster.jobs.store.sql_engine import JobUnreadable
+from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.protocol.jobs import JobQuery
 from tests.jobs.test_store import ended, job
 

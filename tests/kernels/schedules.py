@@ -17,7 +17,7 @@ from diffusers import (
 )
 from torch import Tensor
 
-from ray_cluster.engine.sampler_schedules import SamplerTable, add_past
+from ray_cluster.engine.schedules.sampler_schedules import SamplerTable, add_past
 from ray_cluster.kernels.sampler_update.reference import (
     sampler_update,
 )

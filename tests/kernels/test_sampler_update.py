@@ -12,8 +12,8 @@ from diffusers import (
 )
 from torch import Tensor
 
-from ray_cluster.engine.sampler_schedules import SamplerTable
-from ray_cluster.engine.samplers import SamplerTables
+from ray_cluster.engine.schedules.sampler_schedules import SamplerTable
+from ray_cluster.engine.schedules.samplers import SamplerTables
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.kernels.sampler_update.reference import (
     DIRECT,

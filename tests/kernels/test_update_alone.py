@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine.samplers import SamplerTables
+from ray_cluster.engine.schedules.samplers import SamplerTables
 from ray_cluster.errors import InvalidRequest, ModelUnsupported
 from ray_cluster.kernels.sampler_update.reference import (
     sampler_update,

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from ray_cluster.cli.calibrate_run import denoiser_hash
-from ray_cluster.config.pools import FidelityConfig, PoolConfig
+from ray_cluster.cli.models.calibrate_run import denoiser_hash
+from ray_cluster.config.sections.pools import FidelityConfig, PoolConfig
 from ray_cluster.models.builtin import BUILTIN_MODELS, builtin_folder
 from ray_cluster.models.fidelity_tables import builtin_table_file, step_table
 from ray_cluster.policies.fidelity import LEAST_SSIM

@@ -15,7 +15,7 @@ import pytest
 
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.models.builtin import weights_folder
-from ray_cluster.models.lora_sources import Bounds, check_source, fetch, origin_of
+from ray_cluster.models.sources.lora_sources import Bounds, check_source, fetch, origin_of
 
 MEBIBYTE = 1 << 20
 

@@ -20,9 +20,9 @@ from huggingface_hub import constants
 from yarl import URL
 
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.models import lora_http
-from ray_cluster.models.addresses import PrivateHosts, is_public
-from ray_cluster.models.lora_sources import Bounds, fetch
+from ray_cluster.models.sources import lora_http
+from ray_cluster.models.sources.addresses import PrivateHosts, is_public
+from ray_cluster.models.sources.lora_sources import Bounds, fetch
 
 CONTENT = bytes(range(256)) * 4096
 DIGEST = hashlib.sha256(CONTENT).hexdigest()

@@ -16,7 +16,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from ray_cluster.config.sections import LogsConfig
+from ray_cluster.config.sections.cell_wide import LogsConfig
 from ray_cluster.observability.logs import (
     JsonFormatter,
     LogEvent,

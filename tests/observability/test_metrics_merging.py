@@ -12,17 +12,17 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
 from ray_cluster.api.metrics import GatewayMetrics
-from ray_cluster.dispatch.demand import DemandCounts
-from ray_cluster.dispatch.metrics import JobCounts, cell_snapshot
-from ray_cluster.dispatch.snapshots import ClusterSnapshot
-from ray_cluster.dispatch.statistics import OutcomeCounters
-from ray_cluster.engine.step_engine import StepReport
-from ray_cluster.jobs.control_metrics import plan_snapshot
+from ray_cluster.dispatch.reports.demand import DemandCounts
+from ray_cluster.dispatch.reports.metrics import JobCounts, cell_snapshot
+from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
+from ray_cluster.dispatch.reports.statistics import OutcomeCounters
+from ray_cluster.engine.step.step_engine import StepReport
+from ray_cluster.jobs.controller_metrics import plan_snapshot
 from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot, merge, render, take
-from ray_cluster.protocol.control import PlanReport, RoundRecord
-from ray_cluster.replica.control_metrics import ControlClientMetrics, ControlServerMetrics
-from ray_cluster.replica.lora_metrics import LoraMetrics
-from ray_cluster.replica.metrics import ReplicaMetrics, ScorerMetrics
+from ray_cluster.protocol.controller import PlanReport, RoundRecord
+from ray_cluster.replica.controlnet.metrics import ControlClientMetrics, ControlServerMetrics
+from ray_cluster.replica.denoise.metrics import ReplicaMetrics, ScorerMetrics
+from ray_cluster.replica.lora_store.metrics import LoraMetrics
 
 
 def values(snapshot: Snapshot) -> dict[str, float]:

@@ -10,7 +10,7 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from ray_cluster.policies.allocation_problem import (
+from ray_cluster.policies.allocation.problem import (
     AllocationProblem,
     BatchOption,
     Pool,

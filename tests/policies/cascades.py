@@ -1,6 +1,6 @@
 """Figures of a published cascade (DiffServe, cascade 1), for tests."""
 
-from ray_cluster.policies.allocation_problem import (
+from ray_cluster.policies.allocation.problem import (
     AllocationProblem,
     BatchOption,
     Pool,

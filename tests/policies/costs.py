@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ray_cluster.policies.cost_model import share_cost
-from ray_cluster.policies.load import load_of, load_s
+from ray_cluster.policies.admission.load import load_of, load_s
+from ray_cluster.policies.costs.cost_model import share_cost
 from ray_cluster.policies.types import RequestView, StepCost
 
 

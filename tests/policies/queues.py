@@ -8,13 +8,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ray_cluster.policies.fluid import PoolView, pool_of
-from ray_cluster.policies.forecast import ForecastView
-from ray_cluster.policies.load import NO_LOAD, NUM_AMOUNTS, Load, amounts_of, load_of, total_load
-from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.queue_view import WaitingLoads
-from ray_cluster.policies.replica_simulation import ForecastReplica
-from ray_cluster.policies.routing import ReplicaTable, shared_prices
+from ray_cluster.policies.admission.fluid import PoolView, pool_of
+from ray_cluster.policies.admission.forecast import ForecastView
+from ray_cluster.policies.admission.load import (
+    NO_LOAD,
+    NUM_AMOUNTS,
+    Load,
+    amounts_of,
+    load_of,
+    total_load,
+)
+from ray_cluster.policies.admission.queue_view import WaitingLoads
+from ray_cluster.policies.admission.replica_simulation import ForecastReplica
+from ray_cluster.policies.leasing.routing import ReplicaTable, shared_prices
+from ray_cluster.policies.steps.ordering import queue_key
 from ray_cluster.policies.types import ReplicaView, RequestView
 from tests.fakes import replica_view, request_view
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.admission import admit, predict_s
-from ray_cluster.policies.deadlines import LEAST_SAFETY_FACTOR
+from ray_cluster.policies.admission.admission import admit, predict_s
+from ray_cluster.policies.admission.deadlines import LEAST_SAFETY_FACTOR
 from ray_cluster.policies.types import Offer, RequestView
 from tests.fakes import replica_view, request_view
 from tests.policies.queues import BATCH_S, SHARE_S, ListQueue, queue_of

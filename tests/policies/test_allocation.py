@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.policies.costs.problems import draw_problem
-from ray_cluster.policies.allocation import allocate
-from ray_cluster.policies.allocation_problem import (
+from ray_cluster.policies.allocation.allocation import allocate
+from ray_cluster.policies.allocation.problem import (
     AllocationProblem,
     BatchOption,
     Pool,

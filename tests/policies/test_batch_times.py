@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ray_cluster.policies.cluster_state import BatchTimes, observe_batch
+from ray_cluster.policies.planning.cluster_state import BatchTimes, observe_batch
 
 
 def after(ratios: list[float]) -> BatchTimes:

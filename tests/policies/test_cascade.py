@@ -28,7 +28,7 @@ from ray_cluster.policies.cascade import (
     threshold_for,
     window_from,
 )
-from ray_cluster.policies.plan import CascadePlan
+from ray_cluster.policies.planning.plan import CascadePlan
 from ray_cluster.policies.types import CascadeEntry
 from tests.policies.cascades import DEFERRALS, FID
 

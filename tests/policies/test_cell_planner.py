@@ -6,19 +6,25 @@ import math
 from collections.abc import Callable
 from statistics import fmean
 
-from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve, capped
-from ray_cluster.policies.cell_planner import CellPlanner, cell_planner, drain_s_of
-from ray_cluster.policies.cluster_state import (
+from ray_cluster.policies.planning.cell_planner import CellPlanner, cell_planner, drain_s_of
+from ray_cluster.policies.planning.cluster_state import (
     ClusterState,
     DeviceState,
     ModelState,
     PoolState,
     ServiceState,
 )
-from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
-from ray_cluster.policies.plan import CascadePlan
-from ray_cluster.policies.planner import AllocationPlanner
+from ray_cluster.policies.planning.fleet import (
+    CascadeSpec,
+    DeviceSpec,
+    Fleet,
+    PoolSpec,
+    ServiceSpec,
+)
+from ray_cluster.policies.planning.plan import CascadePlan
+from ray_cluster.policies.planning.planner import AllocationPlanner
 
 CURVE = QualityCurve((0.0, 0.5, 1.0), (9.0, 5.0, 4.0))
 

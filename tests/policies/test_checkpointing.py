@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.checkpointing import (
+from ray_cluster.policies.steps.checkpointing import (
     MAX_SHARE,
     UNSEEN_FACTOR,
     steps_between_exports,

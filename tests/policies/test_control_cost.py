@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.cost_learning import (
+from ray_cluster.policies.costs.cost_learning import (
     MEMORY,
     StepHistory,
     fitted_work,
@@ -18,7 +18,7 @@ from ray_cluster.policies.cost_learning import (
     refitted_cost,
     remote_control_share,
 )
-from ray_cluster.policies.cost_model import (
+from ray_cluster.policies.costs.cost_model import (
     ExtraWork,
     StepWork,
     TimedStep,

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.policies.control_peers import PeerView, choose_peer, is_silent, patience_s
+from ray_cluster.policies.leasing.controlnet_peers import (
+    PeerView,
+    choose_peer,
+    is_silent,
+    patience_s,
+)
 
 
 def test_one_that_answers_then_one_that_knows_the_request_then_the_least_busy() -> None:

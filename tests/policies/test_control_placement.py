@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.control_placement import (
+from ray_cluster.policies.planning.controlnet_placement import (
     ControlledSteps,
     ControlPlacement,
     PlacedControlNet,

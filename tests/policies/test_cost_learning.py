@@ -10,9 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies import cost_learning
-from ray_cluster.policies.cost_learning import StepHistory, clipped_s, observe_step, refitted_cost
-from ray_cluster.policies.cost_model import StepWork, TimedStep, step_s
+from ray_cluster.policies.costs import cost_learning
+from ray_cluster.policies.costs.cost_learning import (
+    StepHistory,
+    clipped_s,
+    observe_step,
+    refitted_cost,
+)
+from ray_cluster.policies.costs.cost_model import StepWork, TimedStep, step_s
 from ray_cluster.policies.types import StepCost
 
 MEASURED = StepCost(0.02, 1.0, decode_per_megapixel_s=3.0, per_further_size_s=0.0)

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.batch_layout import TRIAL_EVERY, TRIAL_STEPS, choose_layout
-from ray_cluster.policies.cost_model import (
+from ray_cluster.policies.costs.cost_model import (
     MAX_SURPRISE,
     CostResidual,
     ExtraWork,
@@ -22,6 +21,7 @@ from ray_cluster.policies.cost_model import (
     step_s,
     work_of,
 )
+from ray_cluster.policies.steps.batch_layout import TRIAL_EVERY, TRIAL_STEPS, choose_layout
 from ray_cluster.policies.types import StepCost
 from tests.fakes import STEP_COST, request_view
 from tests.policies.costs import alone_s, batch_s, share_s

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.demand import (
+from ray_cluster.policies.planning.demand import (
     Demand,
     DemandSmoothing,
     count,

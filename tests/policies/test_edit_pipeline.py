@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.edit_pipeline import (
+from ray_cluster.policies.steps.edit_pipeline import (
     BlockTimes,
     EditPlan,
     plan_blocks,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.estimates import (
+from ray_cluster.policies.admission.estimates import (
     ARRIVAL_WINDOW,
     ERROR_WINDOW,
     PRIOR_RATIO,

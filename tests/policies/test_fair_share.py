@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
-from ray_cluster.policies.fair_share import fits
+from ray_cluster.policies.admission.fair_share import fits
 
 MOST = 60
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.cluster_state import ClusterState, DeviceState
-from ray_cluster.policies.floors import Floor, above_floors
-from ray_cluster.policies.plan import Plan, PoolPlan
+from ray_cluster.policies.planning.cluster_state import ClusterState, DeviceState
+from ray_cluster.policies.planning.floors import Floor, above_floors
+from ray_cluster.policies.planning.plan import Plan, PoolPlan
 
 pools = st.lists(
     # GPUs of a replica, floor, planned replicas

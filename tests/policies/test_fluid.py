@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.fluid import QueueEnds, ends_s, pool_of
-from ray_cluster.policies.load import NO_LOAD, Amounts, amounts_of, load_of
+from ray_cluster.policies.admission.fluid import QueueEnds, ends_s, pool_of
+from ray_cluster.policies.admission.load import NO_LOAD, Amounts, amounts_of, load_of
 from ray_cluster.policies.types import MOST_PASSES, RequestView
 from tests.fakes import STEP_COST, replica_view, request_view
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.gpu_shares import (
+from ray_cluster.policies.costs.gpu_shares import (
     CUDA_CONTEXT_BYTES,
     Card,
     GpuTenants,
@@ -12,7 +12,7 @@ from ray_cluster.policies.gpu_shares import (
     replica_bytes,
     tensor_fraction,
 )
-from ray_cluster.policies.number_formats import default_format
+from ray_cluster.policies.costs.number_formats import default_format
 
 GIB = 1 << 30
 CARD = Card(24 * GIB, 24 * GIB, (8, 9))

@@ -9,11 +9,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.allocation_problem import BatchOption
-from ray_cluster.policies.cell_planner import CellPlanner, cell_planner
-from ray_cluster.policies.cluster_state import ClusterState, DeviceState, PoolState, ServiceState
-from ray_cluster.policies.fleet import DeviceSpec, Fleet, PoolSpec, ServiceSpec
-from ray_cluster.policies.helpers import (
+from ray_cluster.policies.allocation.problem import BatchOption
+from ray_cluster.policies.planning.cell_planner import CellPlanner, cell_planner
+from ray_cluster.policies.planning.cluster_state import (
+    ClusterState,
+    DeviceState,
+    PoolState,
+    ServiceState,
+)
+from ray_cluster.policies.planning.fleet import DeviceSpec, Fleet, PoolSpec, ServiceSpec
+from ray_cluster.policies.planning.helpers import (
     Caller,
     HelperDemand,
     HelperSpec,
@@ -21,8 +26,8 @@ from ray_cluster.policies.helpers import (
     size_helpers,
     without_helpers,
 )
-from ray_cluster.policies.plan import Plan, PoolPlan
-from ray_cluster.policies.planner import AllocationPlanner
+from ray_cluster.policies.planning.plan import Plan, PoolPlan
+from ray_cluster.policies.planning.planner import AllocationPlanner
 
 JUDGE = HelperSpec("judge", "cpu", ("score:judge",), rate_per_s=10.0, max_batch=16)
 

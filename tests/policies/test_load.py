@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.cost_model import alone_s, encode_s, own_s, step_s, work_of
-from ray_cluster.policies.load import (
+from ray_cluster.policies.admission.load import (
     NO_LOAD,
     NUM_AMOUNTS,
     amounts_of,
@@ -19,6 +18,7 @@ from ray_cluster.policies.load import (
     row_pixels,
     total_load,
 )
+from ray_cluster.policies.costs.cost_model import alone_s, encode_s, own_s, step_s, work_of
 from ray_cluster.policies.types import MOST_PASSES, RequestView, StepCost
 from tests.fakes import request_view
 from tests.policies.costs import batch_s

@@ -3,7 +3,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.memory import MIB, ActivationCost, MemoryNeed, MemoryPlan, plan_memory
+from ray_cluster.policies.costs.memory import (
+    MIB,
+    ActivationCost,
+    MemoryNeed,
+    MemoryPlan,
+    plan_memory,
+)
 
 SMALL, LARGE = (512, 512), (1024, 1024)
 NEED = MemoryNeed(

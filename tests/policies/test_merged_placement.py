@@ -8,15 +8,15 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.placement import (
+from ray_cluster.policies.leasing.placement import (
     WINDOW,
     MergedReplica,
     Placement,
     Residency,
     place_merged,
 )
-from ray_cluster.policies.routing import ReplicaTable, choose_leases, soonest_first
+from ray_cluster.policies.leasing.routing import ReplicaTable, choose_leases, soonest_first
+from ray_cluster.policies.steps.ordering import queue_key
 from ray_cluster.policies.types import MOST_PASSES, RequestView
 from tests.fakes import STEP_COST, replica_view, request_view
 from tests.policies.queues import table_of

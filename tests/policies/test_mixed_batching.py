@@ -6,9 +6,9 @@ import random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.mixed_batching import mixed_batches, num_batches
-from ray_cluster.policies.step_policy import StepDecision, StepView
+from ray_cluster.policies.costs.cost_model import step_s, work_of
+from ray_cluster.policies.steps.mixed_batching import mixed_batches, num_batches
+from ray_cluster.policies.steps.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RequestView, RowView, StepCost
 from tests.fakes import request_view
 from tests.policies import waiting_rows

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.load import load_of, load_s
-from ray_cluster.policies.ordering import queue_key
-from ray_cluster.policies.placement import WINDOW, Placement, Residency, passed_over, place
-from ray_cluster.policies.routing import (
+from ray_cluster.policies.admission.load import load_of, load_s
+from ray_cluster.policies.leasing.placement import WINDOW, Placement, Residency, passed_over, place
+from ray_cluster.policies.leasing.routing import (
     ReplicaTable,
     choose_leases,
     fair_level_s,
     soonest_first,
     works_of,
 )
+from ray_cluster.policies.steps.ordering import queue_key
 from ray_cluster.policies.types import (
     MOST_PASSES,
     ReplicaView,

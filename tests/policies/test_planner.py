@@ -7,16 +7,22 @@ from dataclasses import replace
 import pytest
 
 from ray_cluster.policies.cascade import deferral_rate
-from ray_cluster.policies.cluster_state import (
+from ray_cluster.policies.planning.cluster_state import (
     ClusterState,
     DeviceState,
     ModelState,
     PoolState,
     ServiceState,
 )
-from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
-from ray_cluster.policies.plan import Plan
-from ray_cluster.policies.planner import AllocationPlanner, Memory
+from ray_cluster.policies.planning.fleet import (
+    CascadeSpec,
+    DeviceSpec,
+    Fleet,
+    PoolSpec,
+    ServiceSpec,
+)
+from ray_cluster.policies.planning.plan import Plan
+from ray_cluster.policies.planning.planner import AllocationPlanner, Memory
 from tests.policies.cascades import DEFERRALS, FID, SD15, SD_TURBO
 
 FLEET = Fleet(

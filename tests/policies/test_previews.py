@@ -2,9 +2,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.admission import predict_s
-from ray_cluster.policies.load import load_of
-from ray_cluster.policies.previews import MAX_PREVIEWS, preview_steps
+from ray_cluster.policies.admission.admission import predict_s
+from ray_cluster.policies.admission.load import load_of
+from ray_cluster.policies.steps.previews import MAX_PREVIEWS, preview_steps
 from ray_cluster.policies.types import StepCost
 from tests.fakes import replica_view, request_view
 from tests.policies.queues import ListQueue

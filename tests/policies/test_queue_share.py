@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.policies.admission import admit
-from ray_cluster.policies.load import NO_LOAD, total_load
-from ray_cluster.policies.queue_share import MOST_BOUNDS, ShareView
+from ray_cluster.policies.admission.admission import admit
+from ray_cluster.policies.admission.load import NO_LOAD, total_load
+from ray_cluster.policies.admission.queue_share import MOST_BOUNDS, ShareView
 from ray_cluster.policies.types import RequestView
 from tests.fakes import request_view
 from tests.policies.queues import SHARE_S, ListQueue, queue_of

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.reuse import ActivePatches, ReuseMap, ReuseSchedule
+from ray_cluster.policies.steps.reuse import ActivePatches, ReuseMap, ReuseSchedule
 
 
 @given(st.integers(0, 9), st.integers(1, 9), st.integers(1, 60))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.policies.cluster_state import ClusterState, PoolState
-from ray_cluster.policies.plan import Plan, PoolPlan
-from ray_cluster.policies.rollback import (
+from ray_cluster.policies.planning.cluster_state import ClusterState, PoolState
+from ray_cluster.policies.planning.plan import Plan, PoolPlan
+from ray_cluster.policies.planning.rollback import (
     Growths,
     Overdue,
     Patience,

@@ -3,8 +3,8 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.sp_rounds import RoundOptions, plan_round
-from ray_cluster.policies.sp_types import GroupRequest
+from ray_cluster.policies.groups.rounds import RoundOptions, plan_round
+from ray_cluster.policies.groups.types import GroupRequest
 from tests.policies.groups import LARGE, MIDDLE, SMALL, request, requests_strategy, view
 
 

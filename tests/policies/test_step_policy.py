@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.baselines.one_size_batches import one_size_batches
-from ray_cluster.policies.step_policy import StepDecision, StepView
+from ray_cluster.policies.steps.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RowView, StepCost
 from tests.fakes import request_view
 

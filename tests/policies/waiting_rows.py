@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from hypothesis import strategies as st
 
-from ray_cluster.policies.step_policy import StepPolicy, StepView
+from ray_cluster.policies.steps.step_policy import StepPolicy, StepView
 from ray_cluster.policies.types import RowView, StepCost
 from tests.fakes import request_view
 

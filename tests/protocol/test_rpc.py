@@ -17,9 +17,9 @@ import pytest
 
 from ray_cluster.codec.values import Codec
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.protocol.interface import methods_of, raises, stub
+from ray_cluster.protocol.calling.interface import methods_of, raises, stub
+from ray_cluster.protocol.calling.rpc import MAX_MESSAGE_BYTES, RpcClient, RpcFailed, RpcServer
 from ray_cluster.protocol.leases import Endpoint
-from ray_cluster.protocol.rpc import MAX_MESSAGE_BYTES, RpcClient, RpcFailed, RpcServer
 
 HOST = "127.0.0.1"
 
@@ -124,7 +124,7 @@ async def test_an_error_of_ours_is_raised_for_the_caller(
 async def test_what_a_method_raises_reaches_caller_and_log(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    with caplog.at_level(logging.ERROR, logger="ray_cluster.protocol.rpc"):
+    with caplog.at_level(logging.ERROR, logger="ray_cluster.protocol.calling.rpc"):
         async with connected(Target()) as client:
             with pytest.raises(RpcFailed, match="no such thing") as failed:
                 await client.fail()
@@ -209,7 +209,7 @@ class Sizes(Protocol):
 SERVER = """
 import asyncio, re, sys
 from ray_cluster.protocol.leases import Endpoint
-from ray_cluster.protocol.rpc import RpcServer
+from ray_cluster.protocol.calling.rpc import RpcServer
 from tests.protocol.test_rpc import Sizes
 
 class Target:

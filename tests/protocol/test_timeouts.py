@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ray_cluster.protocol.timeouts import within
+from ray_cluster.protocol.calling.timeouts import within
 
 
 async def after(seconds: float) -> str:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.protocol.control import ControlCalls, PlanCalls
+from ray_cluster.protocol.calling.interface import Method, methods_of
+from ray_cluster.protocol.controller import ControlCalls, PlanCalls
 from ray_cluster.protocol.dispatcher import (
     CellCalls,
     DispatcherClient,
@@ -16,7 +17,6 @@ from ray_cluster.protocol.dispatcher import (
     JobCalls,
     LoraCalls,
 )
-from ray_cluster.protocol.interface import Method, methods_of
 from tests.codec.made import leaves, made
 
 METHODS = {

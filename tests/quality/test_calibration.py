@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from ray_cluster.config.pools import FidelityConfig
+from ray_cluster.config.sections.pools import FidelityConfig
 from ray_cluster.policies.fidelity import LEAST_SSIM
-from ray_cluster.policies.reuse import ReuseSchedule
+from ray_cluster.policies.steps.reuse import ReuseSchedule
 from ray_cluster.quality.calibration import Made, Plan, Run, Study
 
 NEAR, FAR = ReuseSchedule(2, 2), ReuseSchedule(1, 5)

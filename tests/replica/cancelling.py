@@ -23,10 +23,10 @@ import psutil
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.dispatch.state_sweeper import StateSweeper
-from ray_cluster.engine.state import RequestState
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.engine.step.state import RequestState
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.outcomes import Completed
-from ray_cluster.replica.agent import ReplicaAgent
+from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.storage.blob_store import BlobStore
 from tests.engine.staged import PATIENCE_S, StagedModel
 from tests.fakes import sent_images, settings_for

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.engine.loading import load_model
-from ray_cluster.engine.warmup import prepare_threads
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.engine.models.loading import load_model
+from ray_cluster.engine.stages.warmup import prepare_threads
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from tests.engine.harness import pool
 from tests.engine.random_models import save_sd
 from tests.engine.staged import StagedModel

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.controls.asks import ControlAsk, RowResiduals
-from ray_cluster.engine.controls.bank import BankRow
-from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
+from ray_cluster.engine.controlnets.bank import BankRow
+from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.protocol.leases import Directory, Endpoint, Peer
-from ray_cluster.replica.control_server import ControlServer
+from ray_cluster.replica.controlnet.server import ControlServer
 from ray_cluster.transport.connecting import listen
 
 NAME = "edges"

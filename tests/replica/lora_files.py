@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ray_cluster.config.loras import LoraArguments
-from ray_cluster.imaging.worker_process import CoderProcess, Message
+from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.imaging.processes.worker_process import CoderProcess, Message
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.protocol.loras import Lora, LoraOrder
-from ray_cluster.replica.lora_folder import LoraFolder
-from ray_cluster.replica.lora_processes import LoraProcesses
+from ray_cluster.replica.lora_store.folder import LoraFolder
+from ray_cluster.replica.lora_store.processes import LoraProcesses
 
 PASTEL = weights_folder() / "pastel" / "pytorch_lora_weights.safetensors"
 

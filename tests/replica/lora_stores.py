@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.dispatch import lora_stores
 from ray_cluster.dispatch.service import DispatchService
+from ray_cluster.dispatch.workers import lora_stores
 from ray_cluster.protocol.leases import Poll
 from ray_cluster.protocol.loras import FailureKind, Lora, LoraFacts, LoraOrder, LoraStatus
-from ray_cluster.replica import lora_agent, poller
-from ray_cluster.replica.lora_agent import LoraStoreAgent, store_registration
-from ray_cluster.replica.lora_folder import LoraUnavailable
+from ray_cluster.replica import poller
+from ray_cluster.replica.lora_store import agent as lora_agent
+from ray_cluster.replica.lora_store.agent import LoraStoreAgent, store_registration
+from ray_cluster.replica.lora_store.folder import LoraUnavailable
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
 from tests.fakes import image_request, registration
 from tests.replica.setup import Link, new_service, until

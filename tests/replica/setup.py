@@ -14,16 +14,16 @@ from PIL import Image
 
 from ray_cluster.cell.front import core_of
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections import DispatchConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.engine.building import build_runner
+from ray_cluster.engine.stages.building import build_runner
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Poll, Registration
 from ray_cluster.protocol.outcomes import Completed, Outcome
-from ray_cluster.replica.agent import ReplicaAgent
 from ray_cluster.replica.delivery import Delivery, ResultStore, Templates
-from ray_cluster.replica.gathering import ReplicaAddOns
+from ray_cluster.replica.denoise.agent import ReplicaAgent
+from ray_cluster.replica.denoise.gathering import ReplicaAddOns
 from ray_cluster.replica.state_transfer import StateTransfer
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.harness import pool, request

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.outcomes import Completed
 from tests.engine.staged import StagedModel
 from tests.replica.setup import REQUESTS, check_image, offer, outcomes, serving, until

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from tests.engine.staged import StagedModel
 from tests.replica.cancelling import (
     SEED,

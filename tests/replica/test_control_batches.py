@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ray_cluster.errors import DeviceBroken
-from ray_cluster.replica.control_batches import Answer, ControlBatches, WaitingRow
-from ray_cluster.replica.control_metrics import ControlServerMetrics
+from ray_cluster.replica.controlnet.batches import Answer, ControlBatches, WaitingRow
+from ray_cluster.replica.controlnet.metrics import ControlServerMetrics
 from tests.replica.control_bank import NAME, RandomBank, ask_of, expected, is_same
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.replica.control_calls import Call, Changes, ControlCalls
-from ray_cluster.replica.control_metrics import ControlClientMetrics
+from ray_cluster.replica.controlnet.calls import Call, Changes, ControlCalls
+from ray_cluster.replica.controlnet.metrics import ControlClientMetrics
 from tests.replica.control_bank import NAME, ask_of
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ray_cluster.protocol.controls import FrameSpec
-from ray_cluster.replica.control_frames import framed, tensors_of
+from ray_cluster.protocol.controlnets import FrameSpec
+from ray_cluster.replica.controlnet.frames import framed, tensors_of
 
 FORMATS = ("float32", "float16", "bfloat16", "float64", "uint8", "int32", "int64")
 

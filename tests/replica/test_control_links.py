@@ -11,16 +11,16 @@ from concurrent.futures import Future, wait
 import pytest
 import torch
 
-from ray_cluster.engine.controls.asks import ControlAsk, RowResiduals
-from ray_cluster.engine.controls.bank import Bank, ControlBank
-from ray_cluster.engine.controls.loading import load_controlnet
-from ray_cluster.engine.controls.local import LocalControls
-from ray_cluster.engine.state import Conditioning
-from ray_cluster.engine.warmup import prepare_threads
+from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
+from ray_cluster.engine.controlnets.bank import Bank, ControlBank
+from ray_cluster.engine.controlnets.loading import load_controlnet
+from ray_cluster.engine.controlnets.local import LocalControls
+from ray_cluster.engine.stages.warmup import prepare_threads
+from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.errors import RequestFailed
 from ray_cluster.observability.metrics_snapshot import Snapshot
-from ray_cluster.replica.control_client import RemoteControls
-from ray_cluster.replica.control_server import ControlServer
+from ray_cluster.replica.controlnet.client import RemoteControls
+from ray_cluster.replica.controlnet.server import ControlServer
 from ray_cluster.transport.connecting import Listener, connect, listen
 from ray_cluster.transport.in_process import pair
 from ray_cluster.transport.links import Link, LinkKind, LinkLimits, LinkRefused

@@ -12,10 +12,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from ray_cluster.engine.controls.asks import ControlAsk, RowResiduals
+from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
 from ray_cluster.errors import RequestFailed
 from ray_cluster.protocol.leases import Directory
-from ray_cluster.replica.control_client import RemoteControls
+from ray_cluster.replica.controlnet.client import RemoteControls
 from ray_cluster.transport.connecting import connect
 from ray_cluster.transport.links import Link
 from tests.replica.control_bank import (
@@ -168,7 +168,7 @@ def test_a_slow_worker_is_helped_by_another_one(
 
 _ASKS_FOR_EVER = """
 import sys, time
-from ray_cluster.replica.control_client import RemoteControls
+from ray_cluster.replica.controlnet.client import RemoteControls
 from ray_cluster.transport.connecting import connect
 from ray_cluster.transport.links import Link
 from tests.replica.control_bank import ask_of, directory, peer_of

@@ -24,15 +24,15 @@ from ray_cluster.config.arguments import controlnet_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import settings_of
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.protocol.leases import Returned
 from ray_cluster.protocol.outcomes import Completed, Outcome
-from ray_cluster.replica.agent import ReplicaAgent
-from ray_cluster.replica.builder import build_agent
-from ray_cluster.replica.control_agent import ControlAgent
-from ray_cluster.replica.control_builder import build_control
-from ray_cluster.replica.control_client import RemoteControls
+from ray_cluster.replica.controlnet.agent import ControlAgent
+from ray_cluster.replica.controlnet.builder import build_control
+from ray_cluster.replica.controlnet.client import RemoteControls
+from ray_cluster.replica.denoise.agent import ReplicaAgent
+from ray_cluster.replica.denoise.builder import build_agent
 from ray_cluster.requests import AddOns, BlobRef, ControlUse, Failure, ImageRequest
 from ray_cluster.storage.inputs import OPEN_OWNER, InputStore
 from tests.engine.random_controlnets import random_map
@@ -292,7 +292,8 @@ async def test_a_request_whose_controlnet_has_gone_returns_to_the_queue_with_its
     tmp_path: Path, coder: ImageCoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ray_cluster.replica.builder.RemoteControls", partial(RemoteControls, patience_s=0.2)
+        "ray_cluster.replica.denoise.builder.RemoteControls",
+        partial(RemoteControls, patience_s=0.2),
     )
     async with cell(tmp_path, coder) as here:
         first = await here.add_control("edges", "first")

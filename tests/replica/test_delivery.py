@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ray_cluster.api.errors import from_failure
-from ray_cluster.engine.events import Decoded
+from ray_cluster.engine.stages.events import Decoded
 from ray_cluster.errors import RequestFailed
 from ray_cluster.replica import retries
 from ray_cluster.replica.delivery import Delivery, failure_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.leases import Returned
 from ray_cluster.requests import state_name
 from tests.engine.staged import StagedModel

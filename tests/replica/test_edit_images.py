@@ -16,12 +16,12 @@ from PIL import Image
 
 from ray_cluster.api.errors import from_failure
 from ray_cluster.errors import RequestFailed
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.replica import retries
 from ray_cluster.replica.delivery import failure_of
-from ray_cluster.replica.edit_images import EditImages
+from ray_cluster.replica.denoise.sent_images import EditImages
 from ray_cluster.requests import BlobRef, Failure, ImageRequest, OutputSpec
 from ray_cluster.storage.blob_store import BlobStoreError
 from ray_cluster.storage.inputs import InputStore

@@ -7,7 +7,7 @@ from typing import cast
 
 import pytest
 
-from ray_cluster.protocol import sizes
+from ray_cluster.protocol.calling import sizes
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Fence, Lease, ReplicaEvent
 from ray_cluster.replica.held_leases import HeldLeases

@@ -17,9 +17,9 @@ from PIL import Image
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.adapters.random_lora import random_lora
 from ray_cluster.errors import RequestFailed
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.changes import Mark
+from ray_cluster.protocol.calling.changes import Mark
 from ray_cluster.protocol.leases import Lease, Poll, Registration, Returned
 from ray_cluster.protocol.loras import Lora, LoraFacts, LoraReport, LoraReports
 from ray_cluster.protocol.outcomes import Completed
@@ -147,7 +147,7 @@ async def test_loras_that_cannot_be_had_end_the_request_alone(
 async def test_one_that_waits_beyond_its_deadline_is_returned_and_goes_on_later(
     model: StagedModel, coder: ImageCoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.replica.late_loras._LOOK_S", 0.02)
+    monkeypatch.setattr("ray_cluster.replica.denoise.late_loras._LOOK_S", 0.02)
     shelf = Shelf(model)
     async with serving(model, coder, shelf) as (link, agent):
         store = Registration("s", None, 0, 1, StepCost(0.0, 0.0), kind="lora", node="n")
@@ -176,8 +176,8 @@ async def test_one_that_waits_beyond_its_deadline_is_returned_and_goes_on_later(
 async def test_those_that_wait_leave_their_slots_to_others_long_before_their_deadline(
     model: StagedModel, coder: ImageCoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.replica.late_loras._LOOK_S", 0.02)
-    monkeypatch.setattr("ray_cluster.replica.late_loras._LONGEST_WAIT_S", 0.2)
+    monkeypatch.setattr("ray_cluster.replica.denoise.late_loras._LOOK_S", 0.02)
+    monkeypatch.setattr("ray_cluster.replica.denoise.late_loras._LONGEST_WAIT_S", 0.2)
     shelf = Shelf(model)
     async with serving(model, coder, shelf) as (link, agent):
         store = Registration("s", None, 0, 1, StepCost(0.0, 0.0), kind="lora", node="n")

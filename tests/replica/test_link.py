@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.leases import Poll
 from ray_cluster.protocol.outcomes import Completed
-from ray_cluster.replica.lora_agent import store_registration
+from ray_cluster.replica.lora_store.agent import store_registration
 from ray_cluster.replica.poller import LeasePoller
 from tests.engine.staged import StagedModel
 from tests.replica.setup import (

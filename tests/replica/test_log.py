@@ -16,8 +16,8 @@ import pytest
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections import LogsConfig
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.config.sections.cell_wide import LogsConfig
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.observability.logs import set_up_logs
 from tests.engine.staged import StagedModel
 from tests.fakes import sent_images, settings_for
@@ -166,6 +166,6 @@ async def test_what_the_coder_writes_names_the_image(
                 psutil.Process(process_id).kill()
             reply = await http.post(GENERATE, json=BODY, headers={"X-Request-ID": "call-20"})
     assert reply.status_code == 200
-    [line] = log.about(logger="ray_cluster.imaging.coder_pool")
+    [line] = log.about(logger="ray_cluster.imaging.processes.coder_pool")
     assert line["request_id"] == "call-20"
     assert line["image_id"] == log.about(event="work_finished")[-1]["image_id"]

@@ -251,7 +251,7 @@ def _request_of(link: Link, lora: str) -> str:
 
 
 async def test_the_folder_is_tidied_though_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_cluster.replica.lora_agent._TIDY_S", 0.0)
+    monkeypatch.setattr("ray_cluster.replica.lora_store.agent._TIDY_S", 0.0)
     link, folder, evicted = new_link("pastel"), MemoryFolder(["id-removed", "id-pastel"]), []
     pin(link, "outline", "/outline")
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ray_cluster.replica import lora_processes
-from ray_cluster.replica.lora_folder import LoraUnavailable
+from ray_cluster.replica.lora_store import processes as lora_processes
+from ray_cluster.replica.lora_store.folder import LoraUnavailable
 from tests.replica.lora_files import PASTEL, Converter, arguments, opened, order, parts
 
 

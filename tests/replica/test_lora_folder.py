@@ -18,12 +18,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ray_cluster.config.loras import LoraArguments
+from ray_cluster.config.sections.loras import LoraArguments
 from ray_cluster.engine.adapters.factors import open_factors
 from ray_cluster.engine.adapters.lora_files import read_lora
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.protocol.loras import FailureKind
-from ray_cluster.replica.lora_folder import LoraFolder, LoraUnavailable
+from ray_cluster.replica.lora_store.folder import LoraFolder, LoraUnavailable
 from tests.replica.lora_files import (
     PASTEL,
     Converter,
@@ -251,8 +251,8 @@ async def test_the_lock_of_a_dead_process_is_free_and_what_it_left_is_removed(
     code = f"""
 import asyncio
 from tests.replica.lora_files import order
-from ray_cluster.config.loras import LoraArguments
-from ray_cluster.replica.lora_folder import LoraFolder
+from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.replica.lora_store.folder import LoraFolder
 folder = LoraFolder(LoraArguments.model_validate_json({given.model_dump_json()!r}))
 folder.prepare()
 asyncio.run(folder.ensure(order("a", {str(pipe)!r})))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster.config.loras import LoraArguments
-from ray_cluster.replica.lora_folder import LoraFolder, LoraUnavailable
+from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.replica.lora_store.folder import LoraFolder, LoraUnavailable
 from tests.replica.lora_files import Converter, arguments, opened, order, parts
 
 
@@ -63,7 +63,7 @@ async def test_a_lock_is_held_by_one_however_often_its_file_is_deleted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each has a folder of its own, as processes have; and others tidy meanwhile."""
-    monkeypatch.setattr("ray_cluster.replica.lora_folder._LOCK_WAIT_S", 0.001)
+    monkeypatch.setattr("ray_cluster.replica.lora_store.folder._LOCK_WAIT_S", 0.001)
     given = arguments(tmp_path)
     folders = [LoraFolder(given) for _ in range(8)]
     inside, most, turns = 0, 0, 0

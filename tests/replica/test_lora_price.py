@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from ray_cluster.config.arguments import WorkerArguments
-from ray_cluster.config.pools import PoolArguments
-from ray_cluster.config.sections import StorageArguments
+from ray_cluster.config.sections.cell_wide import StorageArguments
+from ray_cluster.config.sections.pools import PoolArguments
 from ray_cluster.engine.adapters import grouping
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.leases import Registration
-from ray_cluster.replica.builder import build_agent
+from ray_cluster.replica.denoise.builder import build_agent
 from tests.engine.random_models import save_sd
 from tests.replica.lora_files import arguments
 from tests.replica.setup import Link, new_service, until

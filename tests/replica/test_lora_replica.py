@@ -13,8 +13,8 @@ import pytest
 
 from ray_cluster.errors import RequestFailed
 from ray_cluster.protocol.leases import Fence, Lease
-from ray_cluster.replica.lora_folder import LoraFolder
-from ray_cluster.replica.lora_shelf import LoraShelf
+from ray_cluster.replica.denoise.lora_shelf import LoraShelf
+from ray_cluster.replica.lora_store.folder import LoraFolder
 from ray_cluster.requests import AddOns, LoraUse
 from tests.fakes import image_request
 from tests.replica.lora_files import arguments, order, write_variant

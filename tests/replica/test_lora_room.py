@@ -7,10 +7,10 @@ from typing import Any, cast
 
 import pytest
 
-from ray_cluster.imaging.worker_process import CoderProcess, Message
+from ray_cluster.imaging.processes.worker_process import CoderProcess, Message
 from ray_cluster.protocol.loras import Lora, LoraOrder
-from ray_cluster.replica.lora_processes import LoraProcesses
-from ray_cluster.replica.lora_room import FetchSlots, kept_ids
+from ray_cluster.replica.lora_store.processes import LoraProcesses
+from ray_cluster.replica.lora_store.room import FetchSlots, kept_ids
 from tests.replica.lora_stores import (
     MemoryFolder,
     make_impatient,

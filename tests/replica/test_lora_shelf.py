@@ -17,12 +17,12 @@ from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.adapters.factors import open_factors, write_factors
 from ray_cluster.engine.adapters.lora_files import LoraFactors
 from ray_cluster.engine.adapters.low_rank import LowRank
-from ray_cluster.engine.loading import LoadedModel
+from ray_cluster.engine.models.loading import LoadedModel
 from ray_cluster.errors import ModelUnsupported, RequestFailed
 from ray_cluster.protocol.leases import Fence, Lease
 from ray_cluster.protocol.loras import LoraFacts, LoraOrder
-from ray_cluster.replica.lora_folder import LoraUnavailable
-from ray_cluster.replica.lora_shelf import LoraShelf
+from ray_cluster.replica.denoise.lora_shelf import LoraShelf
+from ray_cluster.replica.lora_store.folder import LoraUnavailable
 from ray_cluster.requests import AddOns, LoraUse
 from tests.fakes import image_request
 from tests.replica.lora_files import order
@@ -256,6 +256,6 @@ async def test_a_store_that_is_at_it_goes_first(
     assert await asking is not None
     assert folder.fetched == []
     # without one it is fetched here, after a moment
-    monkeypatch.setattr("ray_cluster.replica.lora_shelf._STORE_FIRST_S", 0.2)
+    monkeypatch.setattr("ray_cluster.replica.denoise.lora_shelf._STORE_FIRST_S", 0.2)
     assert await shelf.adapters(lease(("b", 1.0)), store_first=True) is not None
     assert folder.fetched == ["b"]

@@ -14,11 +14,11 @@ import torch
 from diffusers import DiffusionPipeline
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
-from ray_cluster.engine.loading import LoadedModel, load_model, start_states
-from ray_cluster.engine.step_engine import StepEngine
+from ray_cluster.engine.models.loading import LoadedModel, load_model, start_states
+from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.protocol.loras import Lora
-from ray_cluster.replica.agent import ReplicaAgent
-from ray_cluster.replica.lora_shelf import LoraShelf
+from ray_cluster.replica.denoise.agent import ReplicaAgent
+from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
 from tests.engine.harness import all_rows, pool, request
 from tests.engine.lora_sets import random_set

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.engine.building import build_runner
-from ray_cluster.engine.events import Exported
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.engine.stages.building import build_runner
+from ray_cluster.engine.stages.events import Exported
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.leases import Returned
-from ray_cluster.replica.agent import ReplicaAgent
+from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.requests import state_name
 from ray_cluster.storage.blob_store import BlobStoreError
 from tests.engine.harness import pool

@@ -15,7 +15,7 @@ from ray_cluster.imaging.small_images import small_image
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Finished, Lease, Poll, Registration
 from ray_cluster.protocol.outcomes import Completed
-from ray_cluster.replica.scorer_agent import ScorerAgent
+from ray_cluster.replica.score.agent import ScorerAgent
 from ray_cluster.requests import (
     CascadeUse,
     ImageRequest,

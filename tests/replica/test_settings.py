@@ -8,12 +8,12 @@ import pytest
 
 from ray_cluster.config.arguments import WorkerArguments
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.pools import PoolArguments
+from ray_cluster.config.sections.pools import PoolArguments
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.settings import Capacity, ModelDefaults, WorkerSettings
-from ray_cluster.replica import builder
+from ray_cluster.replica.denoise import builder
 from tests.engine.staged import StagedModel
 from tests.replica.setup import CONFIG, REQUESTS, check_image, offer, outcomes, serving, until
 

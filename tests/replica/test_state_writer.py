@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from ray_cluster.engine.state import Conditioning, RequestState
+from ray_cluster.engine.step.state import Conditioning, RequestState
 from ray_cluster.replica.state_writer import StateWriter
 from ray_cluster.storage.blob_store import BlobStoreError
 from tests.engine.staged import until

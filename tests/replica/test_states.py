@@ -17,9 +17,9 @@ from PIL import Image
 
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state_sweeper import StateSweeper
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.outcomes import Completed
-from ray_cluster.replica.agent import ReplicaAgent
+from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.requests import Failure, ImageRequest
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from tests.engine.harness import request

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_cluster.engine.events import Previewed
+from ray_cluster.engine.stages.events import Previewed
 from ray_cluster.errors import DeviceBroken, InvalidRequest
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.leases import Fence, Lease
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.replica.delivery import Delivery
-from ray_cluster.replica.preview_sender import Previews
+from ray_cluster.replica.denoise.preview_sender import Previews
 from ray_cluster.replica.state_writer import StateWriter
 from ray_cluster.requests import Failure, SmallImage
 from tests.engine.staged import StagedModel

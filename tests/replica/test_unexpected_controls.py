@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from torch import Tensor
 
-from ray_cluster.engine.controls.bank import BankRow
-from ray_cluster.replica.control_batches import ControlBatches, WaitingRow
-from ray_cluster.replica.control_client import RemoteControls
-from ray_cluster.replica.control_metrics import ControlServerMetrics
+from ray_cluster.engine.controlnets.bank import BankRow
+from ray_cluster.replica.controlnet.batches import ControlBatches, WaitingRow
+from ray_cluster.replica.controlnet.client import RemoteControls
+from ray_cluster.replica.controlnet.metrics import ControlServerMetrics
 from tests.engine.staged import until as until_so
 from tests.replica.control_bank import NAME, PATIENCE_S, RandomBank, ask_of, expected, is_same
 from tests.replica.test_control_links import Service, served
@@ -62,7 +62,7 @@ def test_residuals_that_cannot_be_framed_are_refused_and_the_next_are_sent(
         client = service.client()
         asked(client)
         with monkeypatch.context() as patch:
-            patch.setattr("ray_cluster.replica.control_server.framed", odd)
+            patch.setattr("ray_cluster.replica.controlnet.server.framed", odd)
             (future,) = client.ask([ask_of(1)])
             assert "cannot be sent: Odd" in str(future.exception(PATIENCE_S))
         asked(client)
@@ -74,7 +74,7 @@ def test_links_to_a_controlnet_outlive_odd_errors(
     end: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody would have connected, sent, or looked after the calls any more."""
-    monkeypatch.setattr("ray_cluster.replica.control_client._REST_S", 0.01)
+    monkeypatch.setattr("ray_cluster.replica.controlnet.client._REST_S", 0.01)
     failed = threading.Event()
 
     def once(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ray_cluster.errors import RequestFailed
-from ray_cluster.imaging.image_coder import ImageCoder
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import Failure
 from tests.engine.harness import request

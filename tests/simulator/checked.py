@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ray_cluster.simulator.cell import CellResult, CellSpec, SimulatedCell
+from ray_cluster.simulator.cell.cell import CellResult, CellSpec, SimulatedCell
 from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.workload import Arrival
 

@@ -6,9 +6,9 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 
 from ray_cluster.protocol.leases import Fence
-from ray_cluster.simulator.cluster import SimulatedCluster
+from ray_cluster.simulator.control.cluster import SimulatedCluster
+from ray_cluster.simulator.control.scaling import Holder
 from ray_cluster.simulator.replica import StepRun
-from ray_cluster.simulator.scaling import Holder
 from tests.simulator.clusters import FLEET
 
 MODELS = {pool.name: pool.model for pool in FLEET.pools}

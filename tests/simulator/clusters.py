@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve
-from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
-from ray_cluster.simulator.cluster import SimulatedCluster
+from ray_cluster.policies.planning.fleet import (
+    CascadeSpec,
+    DeviceSpec,
+    Fleet,
+    PoolSpec,
+    ServiceSpec,
+)
+from ray_cluster.simulator.control.cluster import SimulatedCluster
+from ray_cluster.simulator.control.requests import SimulatedRequest
+from ray_cluster.simulator.control.scaling import Faults, Watch
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.requests import SimulatedRequest
-from ray_cluster.simulator.scaling import Faults, Watch
 
 FLEET = Fleet(
     (DeviceSpec("gpu"),),

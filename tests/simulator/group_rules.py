@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.simulator.groups import GroupOutcome, GroupTask, Stretch
-from ray_cluster.simulator.sp_experiment import SpExperiment
+from ray_cluster.simulator.groups.experiment import SpExperiment
+from ray_cluster.simulator.groups.group import GroupOutcome, GroupTask, Stretch
 
 WITHIN_S = 1e-6
 

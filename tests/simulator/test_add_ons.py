@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.policies.cost_model import step_s, work_of
+from ray_cluster.policies.costs.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView, StepCost
-from ray_cluster.simulator.add_ons import AddOnCost, AddOnStore, Way, reported_share
-from ray_cluster.simulator.cell import CellSpec, PoolSpec
-from ray_cluster.simulator.cell_experiment import CellRun
-from ray_cluster.simulator.cell_runs import Setting, run_cell
+from ray_cluster.simulator.cell.cell import CellSpec, PoolSpec
+from ray_cluster.simulator.cell.experiment import CellRun
+from ray_cluster.simulator.cell.runs import Setting, run_cell
+from ray_cluster.simulator.controlnets.add_ons import AddOnCost, AddOnStore, Way, reported_share
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Arrival
 from tests.fakes import request_view

@@ -13,9 +13,9 @@ import yaml
 
 from benchmarks.policies.tune import rank
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.cascade import CascadeExperiment
-from ray_cluster.simulator.cascade_sizing import CascadeSizingTask, Tried
-from ray_cluster.simulator.control_experiment import run_policy
+from ray_cluster.simulator.cascade.experiment import CascadeExperiment
+from ray_cluster.simulator.cascade.sizing import CascadeSizingTask, Tried
+from ray_cluster.simulator.control.experiment import run_policy
 from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.results import mean_of
 from tests.models.test_cascade_curves import CURVES

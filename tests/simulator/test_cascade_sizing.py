@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from ray_cluster.policies.cluster_state import ClusterState, PoolState
-from ray_cluster.simulator.cascade_sizing import CascadeSizing, CascadeSizingTask, size_cascade
-from ray_cluster.simulator.control_course import Course
-from ray_cluster.simulator.control_experiment import ControlRow
+from ray_cluster.policies.planning.cluster_state import ClusterState, PoolState
+from ray_cluster.simulator.cascade.sizing import CascadeSizing, CascadeSizingTask, size_cascade
+from ray_cluster.simulator.control.course import Course
+from ray_cluster.simulator.control.experiment import ControlRow
 
 
 def task(**changes: Any) -> CascadeSizingTask:

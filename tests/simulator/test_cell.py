@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from ray_cluster.policies.baselines.image_batches import FixedBatches, take_turns_by_size
 from ray_cluster.policies.baselines.one_size_batches import one_size_batches
-from ray_cluster.policies.mixed_batching import mixed_batches
-from ray_cluster.policies.step_policy import StepPolicy
+from ray_cluster.policies.steps.mixed_batching import mixed_batches
+from ray_cluster.policies.steps.step_policy import StepPolicy
 from ray_cluster.policies.types import StepCost
-from ray_cluster.simulator.cell import CellSpec, PoolSpec, SimulatedCell
+from ray_cluster.simulator.cell.cell import CellSpec, PoolSpec, SimulatedCell
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.workload import Arrival

@@ -9,13 +9,13 @@ import pytest
 import yaml
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.policies.cost_model import step_s, work_of
+from ray_cluster.policies.costs.cost_model import step_s, work_of
 from ray_cluster.policies.types import StepCost
-from ray_cluster.simulator.cell_experiment import CellExperiment
-from ray_cluster.simulator.cell_policies import KNOWN
-from ray_cluster.simulator.cell_pools import with_batching_gain
-from ray_cluster.simulator.cell_report import report_cells
-from ray_cluster.simulator.cell_runs import Setting, run_cell
+from ray_cluster.simulator.cell.experiment import CellExperiment
+from ray_cluster.simulator.cell.policies import KNOWN
+from ray_cluster.simulator.cell.pools import with_batching_gain
+from ray_cluster.simulator.cell.report import report_cells
+from ray_cluster.simulator.cell.runs import Setting, run_cell
 from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.reports import Report
 from tests.fakes import request_view

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from ray_cluster.models.profiles import load_profile, save_profile
-from ray_cluster.policies.cost_fit import fit_step_cost, row_work
-from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.latency import LatencyRow, OperationKey, SizeCount
-from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
-from ray_cluster.simulator.cell_runs import Setting, run_cell, simulate_cell
+from ray_cluster.policies.costs.cost_fit import fit_step_cost, row_work
+from ray_cluster.policies.costs.cost_model import step_s, work_of
+from ray_cluster.policies.costs.latency import LatencyRow, OperationKey, SizeCount
+from ray_cluster.simulator.cell.experiment import CellExperiment, CellRun
+from ray_cluster.simulator.cell.runs import Setting, run_cell, simulate_cell
 from ray_cluster.simulator.replica import StepRun
 from tests.fakes import request_view
 from tests.simulator.test_cell_experiment import pools, small

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.simulator.cell import Fate
-from ray_cluster.simulator.cell_experiment import CellExperiment
-from ray_cluster.simulator.cell_runs import run_cell
-from ray_cluster.simulator.cell_views import SHOWN_S, CellView, ViewRecorder
+from ray_cluster.simulator.cell.cell import Fate
+from ray_cluster.simulator.cell.experiment import CellExperiment
+from ray_cluster.simulator.cell.runs import run_cell
+from ray_cluster.simulator.cell.views import SHOWN_S, CellView, ViewRecorder
 from ray_cluster.simulator.replica import StepRun
 from ray_cluster.simulator.workload import Arrival
 from tests.simulator.test_cell_experiment import reported, small

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
-from ray_cluster.simulator.cell_runs import Setting, run_cell
+from ray_cluster.policies.costs.cost_model import step_s, work_of
+from ray_cluster.simulator.cell.experiment import CellExperiment, CellRun
+from ray_cluster.simulator.cell.runs import Setting, run_cell
 from ray_cluster.simulator.experiments import first_workload, load_experiment
 from ray_cluster.simulator.traces import read_trace, write_trace
 from ray_cluster.simulator.workload import Arrival

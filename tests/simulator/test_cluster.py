@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.policies.plan import CascadePlan, PlannedSettings
-from ray_cluster.simulator.cluster import SimulatedCluster
+from ray_cluster.policies.planning.plan import CascadePlan, PlannedSettings
+from ray_cluster.simulator.control.cluster import SimulatedCluster
+from ray_cluster.simulator.control.scaling import Faults
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.scaling import Faults
 from tests.simulator.clusters import job, simulated
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from ray_cluster.control.loop import Cluster
-from ray_cluster.policies.plan import CascadePlan, PlannedSettings
+from ray_cluster.policies.planning.plan import CascadePlan, PlannedSettings
 from ray_cluster.simulator.events import EventQueue
 from tests.simulator.clusters import job, simulated
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.plan import CascadePlan, LateAnswer, PlannedSettings
-from ray_cluster.simulator.cluster import SimulatedCluster
+from ray_cluster.policies.planning.plan import CascadePlan, LateAnswer, PlannedSettings
+from ray_cluster.simulator.control.cluster import SimulatedCluster
+from ray_cluster.simulator.control.scaling import Faults
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.scaling import Faults
 from tests.simulator.checked_cluster import ClusterOverseer
 from tests.simulator.clusters import job, simulated
 

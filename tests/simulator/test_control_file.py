@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.policies.cluster_state import ClusterState, DeviceState, PoolState
-from ray_cluster.policies.fleet import DeviceSpec, Fleet, PoolSpec
-from ray_cluster.simulator.autoscaling import AutoscalingExperiment
-from ray_cluster.simulator.cascade import CascadeExperiment
-from ray_cluster.simulator.control_course import Course
-from ray_cluster.simulator.control_report import gpu_timeline
+from ray_cluster.policies.planning.cluster_state import ClusterState, DeviceState, PoolState
+from ray_cluster.policies.planning.fleet import DeviceSpec, Fleet, PoolSpec
+from ray_cluster.simulator.cascade.experiment import CascadeExperiment
+from ray_cluster.simulator.control.autoscaling import AutoscalingExperiment
+from ray_cluster.simulator.control.course import Course
+from ray_cluster.simulator.control.report import gpu_timeline
 from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.reports import Bar, Report
 from tests.simulator.control_files import CASCADE, DAY

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.cost_model import step_s, work_of
+from ray_cluster.policies.costs.cost_model import step_s, work_of
 from ray_cluster.policies.types import RequestView, StepCost
-from ray_cluster.simulator.add_ons import AddOnCost, Way
-from ray_cluster.simulator.cell import CellResult, CellSpec, PoolSpec
-from ray_cluster.simulator.cell_experiment import CellExperiment, CellRun
-from ray_cluster.simulator.cell_runs import run_cell
-from ray_cluster.simulator.control_services import ControlServices, ServiceSpec
+from ray_cluster.simulator.cell.cell import CellResult, CellSpec, PoolSpec
+from ray_cluster.simulator.cell.experiment import CellExperiment, CellRun
+from ray_cluster.simulator.cell.runs import run_cell
+from ray_cluster.simulator.controlnets.add_ons import AddOnCost, Way
+from ray_cluster.simulator.controlnets.services import ControlServices, ServiceSpec
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Arrival

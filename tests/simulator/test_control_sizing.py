@@ -10,7 +10,7 @@ import yaml
 
 from benchmarks.machine import ROOT
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.control_sizing import ControlSizingTask, plan_controlnets
+from ray_cluster.simulator.controlnets.sizing import ControlSizingTask, plan_controlnets
 
 EXAMPLE = ROOT / "benchmarks" / "policies" / "plans" / "controlnets.yaml"
 

@@ -10,14 +10,14 @@ import pytest
 
 from ray_cluster.models.profiles import load_profile
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
-from ray_cluster.policies.latency import LatencyRow, OperationKey, SizeCount
-from ray_cluster.policies.plan import Plan, PoolPlan
-from ray_cluster.policies.planner import AllocationPlanner
-from ray_cluster.simulator.autoscaling import AutoscalingExperiment
-from ray_cluster.simulator.batch_tables import image_options, step_options
-from ray_cluster.simulator.cascade import SERVICE, CascadeExperiment
-from ray_cluster.simulator.control_course import Course
-from ray_cluster.simulator.control_experiment import (
+from ray_cluster.policies.costs.latency import LatencyRow, OperationKey, SizeCount
+from ray_cluster.policies.planning.plan import Plan, PoolPlan
+from ray_cluster.policies.planning.planner import AllocationPlanner
+from ray_cluster.simulator.cascade.experiment import SERVICE, CascadeExperiment
+from ray_cluster.simulator.control.autoscaling import AutoscalingExperiment
+from ray_cluster.simulator.control.batch_tables import image_options, step_options
+from ray_cluster.simulator.control.course import Course
+from ray_cluster.simulator.control.experiment import (
     ControlExperiment,
     ControlRow,
     run_planner,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.policies.sp_types import (
+from ray_cluster.policies.groups.types import (
     DegreeMenu,
     GroupView,
     Planner,
@@ -17,9 +17,9 @@ from ray_cluster.policies.sp_types import (
     menu_of,
 )
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.groups import GroupOutcome, GroupTask, SimulatedGroup
-from ray_cluster.simulator.sp_experiment import SpCondition, SpRun, run_tasks
-from ray_cluster.simulator.sp_policies import planner_of
+from ray_cluster.simulator.groups.experiment import SpCondition, SpRun, run_tasks
+from ray_cluster.simulator.groups.group import GroupOutcome, GroupTask, SimulatedGroup
+from ray_cluster.simulator.groups.policies import planner_of
 from tests.simulator.group_rules import check_schedule, sp_experiment
 
 POLICIES = (

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ray_cluster.policies.fleet import Fleet
-from ray_cluster.policies.plan import CascadePlan, PlannedSettings
-from ray_cluster.simulator.cascade import CascadeExperiment
-from ray_cluster.simulator.cluster import Scorers, SimulatedCluster
+from ray_cluster.policies.planning.fleet import Fleet
+from ray_cluster.policies.planning.plan import CascadePlan, PlannedSettings
+from ray_cluster.simulator.cascade.experiment import CascadeExperiment
+from ray_cluster.simulator.control.cluster import Scorers, SimulatedCluster
 from ray_cluster.simulator.events import EventQueue
 from tests.simulator.clusters import FLEET, job
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from ray_cluster.simulator.control.requests import SimulatedRequest
+from ray_cluster.simulator.control.serving import Serving
 from ray_cluster.simulator.events import EventQueue
-from ray_cluster.simulator.requests import SimulatedRequest
-from ray_cluster.simulator.serving import Serving
 from tests.simulator.clusters import FLEET, job
 
 # of one, two and four light images with their discrimination

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from ray_cluster.policies.sp_types import menu_of
-from ray_cluster.simulator.groups import GroupTask
-from ray_cluster.simulator.sp_bound import bound_on_time, components_of
-from ray_cluster.simulator.sp_experiment import SpCondition, run_tasks
-from ray_cluster.simulator.sp_policies import planner_of
+from ray_cluster.policies.groups.types import menu_of
+from ray_cluster.simulator.groups.bound import bound_on_time, components_of
+from ray_cluster.simulator.groups.experiment import SpCondition, run_tasks
+from ray_cluster.simulator.groups.group import GroupTask
+from ray_cluster.simulator.groups.policies import planner_of
 from tests.simulator.group_rules import sp_experiment
 
 SMALL = menu_of("small", {1: 1.0, 2: 0.7, 4: 0.6}, num_gpus=4)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from ray_cluster.models.profiles import load_profile
-from ray_cluster.simulator.sp_experiment import SpCondition, run_unit, units_of
-from ray_cluster.simulator.sp_policies import planner_of
-from ray_cluster.simulator.sp_workload import draw_count, menus_of, size_mix
+from ray_cluster.simulator.groups.experiment import SpCondition, run_unit, units_of
+from ray_cluster.simulator.groups.policies import planner_of
+from ray_cluster.simulator.groups.workload import draw_count, menus_of, size_mix
 from tests.simulator.group_rules import sp_experiment
 
 PROFILE_A, PROFILE_B = load_profile("flux-h100-a"), load_profile("flux-h100-b")

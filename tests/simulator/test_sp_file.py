@@ -12,9 +12,7 @@ import yaml
 
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import load_experiment
-from ray_cluster.simulator.groups import Stretch
-from ray_cluster.simulator.reports import Report
-from ray_cluster.simulator.sp_experiment import (
+from ray_cluster.simulator.groups.experiment import (
     SHOWN_S,
     SpCondition,
     SpRow,
@@ -22,8 +20,10 @@ from ray_cluster.simulator.sp_experiment import (
     run_unit,
     units_of,
 )
-from ray_cluster.simulator.sp_policies import planner_of
-from ray_cluster.simulator.sp_report import _timeline
+from ray_cluster.simulator.groups.group import Stretch
+from ray_cluster.simulator.groups.policies import planner_of
+from ray_cluster.simulator.groups.report import _timeline
+from ray_cluster.simulator.reports import Report
 from tests.simulator.group_rules import sp_experiment
 from tests.simulator.test_cell_experiment import written
 

@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from ray_cluster.training.card import CARD
+from ray_cluster.training.figures.card import CARD
 
 
 def card_hashes(folder: Path) -> dict[str, str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.training.evaluate import EvaluationOptions, evaluate, load_pipeline
+from ray_cluster.training.figures.evaluate import EvaluationOptions, evaluate, load_pipeline
 from ray_cluster.training.publish import measure, publish
 from ray_cluster.training.runs import is_run, open_run
 from ray_cluster.training.stages import find_stage

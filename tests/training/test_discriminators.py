@@ -18,15 +18,15 @@ from ray_cluster.quality.render import Jitter, render
 from ray_cluster.quality.scenes import Scene, SceneObject, sample_several, sample_single
 from ray_cluster.training.batches import Captioned
 from ray_cluster.training.captions import write_caption
-from ray_cluster.training.discriminator_figures import Trial, figures_of
-from ray_cluster.training.discriminator_pictures import Example, make_examples, to_bytes
-from ray_cluster.training.discriminator_prompts import change_detail, part_targets, show
+from ray_cluster.training.discriminators.figures import Trial, figures_of
+from ray_cluster.training.discriminators.pictures import Example, make_examples, to_bytes
+from ray_cluster.training.discriminators.prompts import change_detail, part_targets, show
 from ray_cluster.training.export import export
+from ray_cluster.training.figures.suite import suite_prompts
 from ray_cluster.training.publish import measure
 from ray_cluster.training.recipe import Recipe
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.stages import MODEL_STAGES, train
-from ray_cluster.training.suite import suite_prompts
 from tests.training.tiny import TINY_STEPS, tiny_run
 
 CPU = torch.device("cpu")
@@ -103,7 +103,7 @@ def test_a_discriminator_is_exported_calibrated_and_measured(
     assert train(run, MODEL_STAGES[name])
     # a net of six steps may well be wrong more often than right
     monkeypatch.setattr(
-        "ray_cluster.training.discriminator_figures.fit_logistic", lambda *_: (1.0, 0.0)
+        "ray_cluster.training.discriminators.figures.fit_logistic", lambda *_: (1.0, 0.0)
     )
     folder = export(name, run, tmp_path / name)
     assert run.folder.index(MODEL_STAGES[name][0].name) == TINY_STEPS.steps

@@ -7,12 +7,17 @@ from typing import cast
 import pytest
 import torch
 
-from ray_cluster.training.card import folder_hashes, read_training, write_card, write_training
-from ray_cluster.training.control import build_control
-from ray_cluster.training.denoiser import base_unet
-from ray_cluster.training.evaluate import EvaluationOptions
-from ray_cluster.training.evaluate_parts import evaluate_control, evaluate_lora
 from ray_cluster.training.export import export
+from ray_cluster.training.figures.card import (
+    folder_hashes,
+    read_training,
+    write_card,
+    write_training,
+)
+from ray_cluster.training.figures.evaluate import EvaluationOptions
+from ray_cluster.training.figures.evaluate_parts import evaluate_control, evaluate_lora
+from ray_cluster.training.networks.controlnet import build_control
+from ray_cluster.training.networks.denoiser import base_unet
 from ray_cluster.training.publish import measure
 from ray_cluster.training.recipe import ControlRecipe
 from ray_cluster.training.stages import CONTROLS, MODEL_STAGES, train

@@ -12,13 +12,13 @@ from ray_cluster.quality.distances import (
 )
 from ray_cluster.quality.render import Jitter, render
 from ray_cluster.quality.scenes import Scene, SceneObject
-from ray_cluster.training.classifier_examples import blur
-from ray_cluster.training.classifier_figures import (
+from ray_cluster.training.discriminators.classifier_examples import blur
+from ray_cluster.training.discriminators.classifier_figures import (
     ATTRIBUTES,
     ClassifierFigures,
     measure_classifier,
 )
-from ray_cluster.training.suite import suite_prompts
+from ray_cluster.training.figures.suite import suite_prompts
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import torch
 
 from ray_cluster.quality.classifier import ObjectReading, Reading
 from ray_cluster.quality.scenes import Scene, SceneObject
-from ray_cluster.training.scoring import Drawn, Share, count_shares
+from ray_cluster.training.figures.scoring import Drawn, Share, count_shares
 
 RED = ObjectReading("left", "circle", "red", "small")
 BLUE = ObjectReading("right", "star", "blue", "large")

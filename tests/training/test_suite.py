@@ -8,13 +8,13 @@ import torch
 from ray_cluster.quality.distances import edge_agreement, find_edges
 from ray_cluster.quality.render import COLOUR_RGB, object_distance, paint
 from ray_cluster.quality.scenes import COLOURS, has_held_out_object
-from ray_cluster.training.control import edge_map, layout_map
-from ray_cluster.training.suite import (
+from ray_cluster.training.figures.suite import (
     Kind,
     bare,
     place_hinted,
     suite_prompts,
 )
+from ray_cluster.training.networks.controlnet import edge_map, layout_map
 
 # changed prompts would make every figure of every card another one
 DIGESTS = {

@@ -7,7 +7,7 @@ from transformers import AutoTokenizer
 
 from ray_cluster.training.captions import caption_words
 from ray_cluster.training.export import SHAPES_SD
-from ray_cluster.training.tokenizer import MAX_TOKENS, build_tokenizer, vocabulary
+from ray_cluster.training.networks.tokenizer import MAX_TOKENS, build_tokenizer, vocabulary
 
 CAPTION = "a large red circle in the center on a black background"
 

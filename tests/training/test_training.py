@@ -14,9 +14,9 @@ from ray_cluster.errors import ConfigError
 from ray_cluster.quality.render import Placed, place
 from ray_cluster.quality.scenes import omit_all_details, sample_single
 from ray_cluster.training.batches import draw_captioned
-from ray_cluster.training.classifier_training import classifier_trainer
-from ray_cluster.training.denoiser import loss_weights
+from ray_cluster.training.discriminators.classifier_training import classifier_trainer
 from ray_cluster.training.export import SHAPES_SD
+from ray_cluster.training.networks.denoiser import loss_weights
 from ray_cluster.training.recipe import Recipe
 from ray_cluster.training.runs import open_run
 from ray_cluster.training.stages import MODEL_STAGES, find_stage

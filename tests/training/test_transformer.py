@@ -11,12 +11,11 @@ from transformers import CLIPTextModel
 
 from ray_cluster.quality.render import object_distance, place
 from ray_cluster.quality.scenes import BACKGROUNDS, COLOURS, SHAPES, sample_training_scene
-from ray_cluster.training.auxiliary_head import TransformerWithHead, label_tokens
 from ray_cluster.training.export import with_projection
-from ray_cluster.training.recipe import TextRecipe, TransformerRecipe
-from ray_cluster.training.text_encoder import build_text_encoder
-from ray_cluster.training.tokenizer import build_tokenizer
-from ray_cluster.training.transformer import (
+from ray_cluster.training.networks.auxiliary_head import TransformerWithHead, label_tokens
+from ray_cluster.training.networks.text_encoder import build_text_encoder
+from ray_cluster.training.networks.tokenizer import build_tokenizer
+from ray_cluster.training.networks.transformer import (
     ZERO_TOKENS,
     CountedLastToken,
     build_flow_scheduler,
@@ -24,6 +23,7 @@ from ray_cluster.training.transformer import (
     draw_noise_levels,
     encode_for_transformer,
 )
+from ray_cluster.training.recipe import TextRecipe, TransformerRecipe
 
 CAPTIONS = ("a red circle", "a blue star left of a green ring on a white background", "")
 

@@ -15,8 +15,8 @@ from ray_cluster.models.builtin import builtin_folder, builtin_kinds, weights_fo
 from ray_cluster.models.cascade_curves import load_calibration, load_curves
 from ray_cluster.models.discriminators import load_discriminator
 from ray_cluster.quality.classifier import load_classifier
-from ray_cluster.training.card import CARD, folder_hashes, write_card
-from ray_cluster.training.evaluate import load_pipeline
+from ray_cluster.training.figures.card import CARD, folder_hashes, write_card
+from ray_cluster.training.figures.evaluate import load_pipeline
 from tests.training.cards import card_hashes
 
 KINDS = builtin_kinds()

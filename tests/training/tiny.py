@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ray_cluster.quality.scenes import STYLES
-from ray_cluster.training.discriminator_recipe import (
+from ray_cluster.training.discriminators.recipe import (
     REAL_OR_GENERATED,
     DiscriminatorRecipe,
     PictureSets,

@@ -10,17 +10,23 @@ from benchmarks.policies.costs.samples import DecisionCost, Samples
 from benchmarks.policies.costs.settings import CostSettings
 from benchmarks.settings import Report
 from ray_cluster.models.cascade_curves import load_curves
-from ray_cluster.policies.allocation import allocate
-from ray_cluster.policies.allocation_problem import AllocationProblem, Service
-from ray_cluster.policies.cluster_state import (
+from ray_cluster.policies.allocation.allocation import allocate
+from ray_cluster.policies.allocation.problem import AllocationProblem, Service
+from ray_cluster.policies.planning.cluster_state import (
     ClusterState,
     DeviceState,
     ModelState,
     PoolState,
     ServiceState,
 )
-from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
-from ray_cluster.policies.planner import AllocationPlanner
+from ray_cluster.policies.planning.fleet import (
+    CascadeSpec,
+    DeviceSpec,
+    Fleet,
+    PoolSpec,
+    ServiceSpec,
+)
+from ray_cluster.policies.planning.planner import AllocationPlanner
 
 AIM_MS = 50.0
 # seconds for which a plan is made, and between two of them

@@ -33,12 +33,12 @@ from ray_cluster.control.fleet import Curves
 from ray_cluster.control.live import LiveCluster, LivePlanner
 from ray_cluster.control.loop import ControlLoop
 from ray_cluster.control.records import Times, record_of
-from ray_cluster.jobs.control import ControlService
+from ray_cluster.jobs.controller import ControlService
 from ray_cluster.models.cascade_curves import load_curves
-from ray_cluster.policies.cell_planner import CellMemory
-from ray_cluster.policies.plan import PlannedSettings
+from ray_cluster.policies.planning.cell_planner import CellMemory
+from ray_cluster.policies.planning.plan import PlannedSettings
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.control import ModelQueue, Observation, RoundRecord, ServiceCount
+from ray_cluster.protocol.controller import ModelQueue, Observation, RoundRecord, ServiceCount
 from ray_cluster.protocol.leases import Registration
 
 AIM_MS = 100.0

@@ -13,12 +13,12 @@ from benchmarks.policies.costs.settings import CostSettings
 from benchmarks.settings import Report
 from ray_cluster.cell.front import core_of
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.config.sections import LimitsConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.policies.types import StepCost, WhenLate
 from ray_cluster.protocol.leases import Finished, Lease, Poll, Registration
 from ray_cluster.requests import ImageRequest, ImageResult, Timing
-from ray_cluster.simulator.cell import profile_of
+from ray_cluster.simulator.cell.cell import profile_of
 
 AIM_MS = 2.0
 # replicas at which it holds

@@ -14,10 +14,10 @@ from benchmarks.settings import Report
 from benchmarks.stopwatch import Stopwatch
 from ray_cluster.policies.types import StepCost
 from ray_cluster.simulator.arrivals import constant_rate
-from ray_cluster.simulator.cell import CellSpec, PoolSpec, SimulatedCell
+from ray_cluster.simulator.cell.cell import CellSpec, PoolSpec, SimulatedCell
+from ray_cluster.simulator.groups.experiment import SpCondition, SpExperiment, run_tasks
+from ray_cluster.simulator.groups.policies import planner_of
 from ray_cluster.simulator.noise import Hardware
-from ray_cluster.simulator.sp_experiment import SpCondition, SpExperiment, run_tasks
-from ray_cluster.simulator.sp_policies import planner_of
 from ray_cluster.simulator.workload import Kind, Mix, draw_workload
 
 CELL, GROUPS = "one-GPU replicas", f"groups of {GROUP_GPUS}"

@@ -6,7 +6,7 @@ import random
 
 from benchmarks.policies.costs.settings import ClusterSize
 from ray_cluster.models.cascade_curves import load_curves
-from ray_cluster.policies.allocation_problem import (
+from ray_cluster.policies.allocation.problem import (
     AllocationProblem,
     BatchOption,
     Pool,

@@ -15,9 +15,9 @@ from benchmarks.policies.costs.samples import DecisionCost, Samples
 from benchmarks.policies.costs.settings import GROUP_GPUS, CostSettings
 from benchmarks.settings import Report
 from ray_cluster.models.profiles import load_profile
-from ray_cluster.policies.sp_types import DegreeMenu, GroupRequest, GroupView
-from ray_cluster.simulator.sp_policies import planner_of
-from ray_cluster.simulator.sp_workload import FLUX_CLASSES, menus_of
+from ray_cluster.policies.groups.types import DegreeMenu, GroupRequest, GroupView
+from ray_cluster.simulator.groups.policies import planner_of
+from ray_cluster.simulator.groups.workload import FLUX_CLASSES, menus_of
 
 AIM_MS = 1.0
 # requests, of a group of GROUP_GPUS, at which it holds

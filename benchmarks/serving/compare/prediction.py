@@ -10,9 +10,9 @@ import yaml
 
 from benchmarks.serving.compare.traces import Trace
 from ray_cluster.config.yaml_files import read_mapping
-from ray_cluster.simulator.cell import attainment
-from ray_cluster.simulator.cell_experiment import CellExperiment
-from ray_cluster.simulator.cell_runs import Setting, simulate_cell
+from ray_cluster.simulator.cell.cell import attainment
+from ray_cluster.simulator.cell.experiment import CellExperiment
+from ray_cluster.simulator.cell.runs import Setting, simulate_cell
 from ray_cluster.simulator.experiment import validated
 from ray_cluster.simulator.traces import write_trace
 

@@ -15,9 +15,9 @@ import psutil
 
 import ray_cluster
 from ray_cluster.cli.checks import Finding, ok, problem, warning
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.config.sections import RayConfig
-from ray_cluster.policies.gpu_shares import Card
+from ray_cluster.config.sections.cell_wide import RayConfig
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.policies.costs.gpu_shares import Card
 from ray_cluster.process.machine import cpu_model
 
 _GIB = 2**30
@@ -144,7 +144,7 @@ def check_processor(pools: Sequence[PoolConfig]) -> Iterator[Finding]:
     except (ImportError, OSError):
         # reported by another check
         return
-    from ray_cluster.engine.wide_layers import has_instructions
+    from ray_cluster.engine.models.wide_layers import has_instructions
 
     found = f"{cpu_model()}, {torch.backends.cpu.get_cpu_capability()}"
     formats = {pool.name: pool.number_format() for pool in pools if pool.device == "cpu"}
@@ -216,7 +216,7 @@ def first_card(pools: Sequence[PoolConfig]) -> Card | None:
         return None
     if not torch.cuda.is_available() or all(pool.device == "cpu" for pool in pools):
         return None
-    from ray_cluster.engine.gpu import this_card
+    from ray_cluster.engine.device.gpu import this_card
 
     return this_card()
 

@@ -9,18 +9,18 @@ from pathlib import Path
 import psutil
 
 from ray_cluster.cli.checks import Finding, ok, problem, warning
-from ray_cluster.cli.plans import PlannedModel, plan_pool
-from ray_cluster.cli.ports import port_problem, running_ports, wanted_listeners
-from ray_cluster.cli.report import open_service_warnings
-from ray_cluster.config.cascades import CascadeConfig, DiscriminatorConfig
-from ray_cluster.config.controlnets import ControlNetConfig
+from ray_cluster.cli.service.model_plans import PlannedModel, plan_pool
+from ray_cluster.cli.service.ports import port_problem, running_ports, wanted_listeners
+from ray_cluster.cli.service.report import open_service_warnings
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.pools import PoolConfig
-from ray_cluster.engine.folders import is_hub_id, local_folder
+from ray_cluster.config.sections.cascades import CascadeConfig, DiscriminatorConfig
+from ray_cluster.config.sections.controlnets import ControlNetConfig
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.files.folders import is_hub_id, local_folder
 from ray_cluster.errors import RayClusterError
 from ray_cluster.models.builtin import controlnet_folder, discriminator_folder
 from ray_cluster.models.weight_files import INDEX
-from ray_cluster.policies.gpu_shares import Card, GpuTenants, fullest_card, replica_bytes
+from ray_cluster.policies.costs.gpu_shares import Card, GpuTenants, fullest_card, replica_bytes
 
 _GIB = 2**30
 # a replica of Ray Serve that has imported torch and diffusers, without weights; measured: 0.72 GiB
@@ -110,7 +110,7 @@ def _check_discriminator(given: DiscriminatorConfig) -> Finding:
 
 def _check_controlnet(given: ControlNetConfig, config: ClusterConfig) -> Finding:
     # here: it takes seconds to import
-    from ray_cluster.engine.controls.checks import check_controlnet
+    from ray_cluster.engine.controlnets.checks import check_controlnet
 
     subject = f"ControlNet {given.name}"
     is_here = controlnet_folder(given.model) or Path(given.model).expanduser().is_dir()

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from ray_cluster.engine.adapters.deltas import LayerDeltas
 from ray_cluster.engine.adapters.lora_files import LoraFactors
 from ray_cluster.engine.adapters.low_rank import LowRank, joined, packed
-from ray_cluster.engine.deltas import LayerDeltas
-from ray_cluster.engine.loading import LoadedModel
-from ray_cluster.engine.prompt_encoder import PromptDeltas
+from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.stages.prompt_encoder import PromptDeltas
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -64,7 +64,7 @@ class LowRank:
         return self.shrink.nbytes + self.expand.nbytes
 
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Return what is added, as :data:`ray_cluster.engine.deltas.Delta` has it."""
+        """Return what is added, as :data:`ray_cluster.engine.adapters.deltas.Delta` has it."""
         if inputs.ndim == 2:
             return F.linear(F.linear(inputs, self.shrink.flatten(1)), self.expand)
         shrunk = F.conv2d(inputs, self.shrink, stride=self.stride, padding=self.padding)

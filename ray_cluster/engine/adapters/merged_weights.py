@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ray_cluster.engine.adapters.deltas import LayerDeltas
 from ray_cluster.engine.adapters.low_rank import LowRank
-from ray_cluster.engine.deltas import LayerDeltas
-from ray_cluster.engine.weight_parts import HeldWeight, WeightPart, parts_of
+from ray_cluster.engine.adapters.weight_parts import HeldWeight, WeightPart, parts_of
 from ray_cluster.errors import ModelUnsupported
 
 # of each element: as it is in PyTorch's order, what is added, and their sum, in float32

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ray_cluster.engine.adapters.deltas import LayerDeltas
 from ray_cluster.engine.adapters.low_rank import LowRank, packed
-from ray_cluster.engine.deltas import LayerDeltas
-from ray_cluster.engine.executor import Executor
+from ray_cluster.engine.step.executor import Executor
 
 # what most LoRAs change (PEFT's and diffusers' scripts do by default), and a usual rank
 _ENDINGS = ("to_q", "to_k", "to_v", "to_out.0")

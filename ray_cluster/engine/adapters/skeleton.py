@@ -21,8 +21,8 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from ray_cluster.engine.adapters.low_rank import LowRank
-from ray_cluster.engine.denoisers import denoiser_name, model_class
-from ray_cluster.engine.folders import component_config, component_names, pipeline_name
+from ray_cluster.engine.files.folders import component_config, component_names, pipeline_name
+from ray_cluster.engine.models.denoisers import denoiser_name, model_class
 from ray_cluster.errors import ModelUnsupported
 
 _NAME = "one"

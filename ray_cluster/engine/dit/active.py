@@ -1,7 +1,7 @@
 """Which tokens of a batch's images and prompts are computed, in each of a transformer's matrices.
 
-Those that are not are still attended to: see ``ray_cluster/engine/active.py``. Everything else that
-a transformer does with tokens looks at each alone.
+Those that are not are still attended to: see ``ray_cluster/engine/step/active.py``. Everything else
+that a transformer does with tokens looks at each alone.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.active import OtherTokens, image_rows
-from ray_cluster.engine.executor import StepBatch
-from ray_cluster.engine.rings import Ring, Rings, Rows
+from ray_cluster.engine.step.active import OtherTokens, image_rows
+from ray_cluster.engine.step.executor import StepBatch
+from ray_cluster.engine.step.rings import Ring, Rings, Rows
 
 Matrix = Literal["image", "joint"]
 

@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.attend import attend
-from ray_cluster.engine.spans import Spans
+from ray_cluster.engine.batch.spans import Spans
+from ray_cluster.engine.models.attend import attend
 
 Attend = Callable[[Tensor, Tensor, Tensor, Spans, Spans], Tensor]
 """From queries ``[N, heads, d]``, keys and values ``[M, heads, d]``, and where each sequence's

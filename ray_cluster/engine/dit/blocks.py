@@ -19,7 +19,7 @@ from ray_cluster.engine.dit.parts import (
     add_gated,
     modulate,
 )
-from ray_cluster.engine.packed_weights import packed_linear
+from ray_cluster.engine.models.packed_weights import packed_linear
 
 # shift, scale and gate: of attention, of the feed-forward layer, of a second attention
 _PARTS = 3

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from torch import Tensor, nn
 
+from ray_cluster.engine.adapters.deltas import LayerDeltas, adding, bound_deltas, layers_of
 from ray_cluster.engine.adapters.grouping import Delta
 from ray_cluster.engine.adapters.merged_weights import MergedWeights
-from ray_cluster.engine.deltas import LayerDeltas, adding, bound_deltas, layers_of
 from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
 from ray_cluster.engine.dit.config import check_dit_config, check_dit_layers
@@ -21,8 +21,10 @@ from ray_cluster.engine.dit.models import LeanDiT, LeanFlux, LeanSD3
 from ray_cluster.engine.dit.packing import Parted, narrowed, packing_of
 from ray_cluster.engine.dit.parts import Conditions, TokenDeltas
 from ray_cluster.engine.dit.walk import Walk, num_rings
-from ray_cluster.engine.executor import Residuals, StepBatch
-from ray_cluster.engine.model_rows import (
+from ray_cluster.engine.models.packed_weights import packed_linear
+from ray_cluster.engine.models.wide_layers import widen
+from ray_cluster.engine.step.executor import Residuals, StepBatch
+from ray_cluster.engine.step.model_rows import (
     KeptDeltas,
     KeptStacks,
     guide,
@@ -30,10 +32,8 @@ from ray_cluster.engine.model_rows import (
     prepared_deltas,
     rows_of,
 )
-from ray_cluster.engine.packed_weights import packed_linear
-from ray_cluster.engine.rings import Rings
-from ray_cluster.engine.state import Conditioning
-from ray_cluster.engine.wide_layers import widen
+from ray_cluster.engine.step.rings import Rings
+from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.errors import ModelUnsupported
 
 _NO_RESIDUALS = "ControlNets of diffusion transformers are not covered"

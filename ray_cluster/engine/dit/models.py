@@ -8,16 +8,16 @@ import torch
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from torch import Tensor
 
-from ray_cluster.engine.deltas import RowDeltas, adding
+from ray_cluster.engine.adapters.deltas import RowDeltas, adding
+from ray_cluster.engine.batch.token_layout import Level
 from ray_cluster.engine.dit.blocks import JointBlock, SingleBlock
 from ray_cluster.engine.dit.packing import Joined, Packing, Parted, Streams
 from ray_cluster.engine.dit.parts import Conditions, LastNorm
 from ray_cluster.engine.dit.patches import from_channels_first, from_channels_last, to_patches
 from ray_cluster.engine.dit.rotary import Rotary, RotaryTables
-from ray_cluster.engine.executor import StepBatch
-from ray_cluster.engine.model_rows import request_deltas
-from ray_cluster.engine.packed_weights import packed_linear
-from ray_cluster.engine.token_layout import Level
+from ray_cluster.engine.models.packed_weights import packed_linear
+from ray_cluster.engine.step.executor import StepBatch
+from ray_cluster.engine.step.model_rows import request_deltas
 
 _FLUX_PATCH = 2
 _FLUX_TIMESTEPS = 1000

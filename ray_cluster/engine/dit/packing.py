@@ -13,8 +13,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
-from ray_cluster.engine.spans import Spans, divided, spans_of
-from ray_cluster.engine.token_layout import Level
+from ray_cluster.engine.batch.spans import Spans, divided, spans_of
+from ray_cluster.engine.batch.token_layout import Level
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.active import OtherTokens
-from ray_cluster.engine.deltas import RowDeltas
+from ray_cluster.engine.adapters.deltas import RowDeltas
+from ray_cluster.engine.batch.spans import Spans, image_lengths
 from ray_cluster.engine.dit.active import Matrix
 from ray_cluster.engine.dit.attention import Attend
 from ray_cluster.engine.dit.packing import Packing
 from ray_cluster.engine.dit.rotary import Rotary
-from ray_cluster.engine.packed_weights import packed_gelu, packed_linear
-from ray_cluster.engine.spans import Spans, image_lengths
+from ray_cluster.engine.models.packed_weights import packed_gelu, packed_linear
+from ray_cluster.engine.step.active import OtherTokens
 
 
 @dataclass(frozen=True, slots=True)

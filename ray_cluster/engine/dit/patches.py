@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.token_layout import Level
+from ray_cluster.engine.batch.token_layout import Level
 
 
 def to_patches(pixels: Tensor, level: Level, patch: int) -> Tensor:

@@ -15,7 +15,7 @@ from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.models import LeanDiT
 from ray_cluster.engine.dit.packing import Parted, Streams
 from ray_cluster.engine.dit.parts import Conditions
-from ray_cluster.engine.rings import Rings, Rows
+from ray_cluster.engine.step.rings import Rings, Rows
 
 
 @dataclass(frozen=True, slots=True)

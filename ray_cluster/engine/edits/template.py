@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_cluster.engine.sampler_schedules import SamplerTable
+from ray_cluster.engine.schedules.sampler_schedules import SamplerTable
 from ray_cluster.requests import Edit
 
 # hexadecimal digits of a digest that seed a generator: it takes 63 bits

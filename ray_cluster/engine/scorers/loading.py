@@ -8,12 +8,12 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from ray_cluster.engine.folders import resolve_single
+from ray_cluster.engine.files.folders import resolve_single
+from ray_cluster.engine.models.whole_models import first_line, load_whole
 from ray_cluster.engine.scorers.clip import ClipScorer
 from ray_cluster.engine.scorers.image_classifier import ImageClassifierScorer
 from ray_cluster.engine.scorers.scorer import CalibratedScorer, RawScorer
 from ray_cluster.engine.scorers.shapes import ShapesScorer
-from ray_cluster.engine.whole_models import first_line, load_whole
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.builtin import BUILTIN_DISCRIMINATORS, discriminator_folder
 from ray_cluster.models.cascade_curves import CALIBRATION, Calibration, load_calibration

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import nn
 
-from ray_cluster.engine.packed_weights import Layer, packed_linear
+from ray_cluster.engine.models.packed_weights import Layer, packed_linear
 from ray_cluster.engine.unet.parts import (
     Convolve,
     Downsample,

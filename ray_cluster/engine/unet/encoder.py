@@ -12,9 +12,11 @@ import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from torch import Tensor
 
-from ray_cluster.engine.deltas import LayerDeltas, adding
-from ray_cluster.engine.executor import StepBatch
-from ray_cluster.engine.model_rows import (
+from ray_cluster.engine.adapters.deltas import LayerDeltas, adding
+from ray_cluster.engine.models.packed_weights import can_pack
+from ray_cluster.engine.models.wide_layers import widen
+from ray_cluster.engine.step.executor import StepBatch
+from ray_cluster.engine.step.model_rows import (
     KeptDeltas,
     KeptStacks,
     lay_out,
@@ -22,13 +24,11 @@ from ray_cluster.engine.model_rows import (
     request_deltas,
     rows_of,
 )
-from ray_cluster.engine.packed_weights import can_pack
-from ray_cluster.engine.rings import Rings, Rows
-from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.step.rings import Rings, Rows
+from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.engine.unet.blocks import LeanEncoder, Pair
 from ray_cluster.engine.unet.grids import grids_of, level_rows
 from ray_cluster.engine.unet.parts import Conditions, Downsample
-from ray_cluster.engine.wide_layers import widen
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
 from torch import Tensor, nn
 
+from ray_cluster.engine.adapters.deltas import LayerDeltas, bound_deltas, layers_of
 from ray_cluster.engine.adapters.grouping import Delta
 from ray_cluster.engine.adapters.merged_weights import MergedWeights
-from ray_cluster.engine.deltas import LayerDeltas, bound_deltas, layers_of
-from ray_cluster.engine.executor import Residuals, StepBatch
-from ray_cluster.engine.model_rows import guide
-from ray_cluster.engine.rings import Rings, part_of, whole_ring
-from ray_cluster.engine.state import Conditioning
+from ray_cluster.engine.step.executor import Residuals, StepBatch
+from ray_cluster.engine.step.model_rows import guide
+from ray_cluster.engine.step.rings import Rings, part_of, whole_ring
+from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.engine.unet.blocks import LeanUNet, build_lean, prompt_layers
 from ray_cluster.engine.unet.config import check_unet_config
 from ray_cluster.engine.unet.encoder import EncodedHalf, PreparedPrompt, UNetEncoder, run_pair

@@ -16,17 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.active import OtherTokens, image_rows
-from ray_cluster.engine.deltas import RowDeltas
-from ray_cluster.engine.executor import StepBatch
-from ray_cluster.engine.model_rows import KeptDeltas
-from ray_cluster.engine.packed_weights import Convolution
-from ray_cluster.engine.rings import Rings, Rows
-from ray_cluster.engine.spans import Span, Spans, divided, spans_of
-from ray_cluster.engine.token_layout import Level, Segment
+from ray_cluster.engine.adapters.deltas import RowDeltas
+from ray_cluster.engine.batch.spans import Span, Spans, divided, spans_of
+from ray_cluster.engine.batch.token_layout import Level, Segment
+from ray_cluster.engine.models.packed_weights import Convolution
+from ray_cluster.engine.step.active import OtherTokens, image_rows
+from ray_cluster.engine.step.executor import StepBatch
+from ray_cluster.engine.step.model_rows import KeptDeltas
+from ray_cluster.engine.step.rings import Rings, Rows
 from ray_cluster.engine.unet.halo import HaloPlan, PlacedImage, Reach, Size, plan_of
 from ray_cluster.kernels.row_gather.op import row_gather
-from ray_cluster.policies.reuse import ActivePatches
+from ray_cluster.policies.steps.reuse import ActivePatches
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ray_cluster.policies.reuse import ActivePatches
+from ray_cluster.policies.steps.reuse import ActivePatches
 
 _KEPT_TABLES = 512
 _KERNEL = 3

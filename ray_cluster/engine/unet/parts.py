@@ -15,9 +15,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ray_cluster.engine.attend import attend
-from ray_cluster.engine.packed_weights import packed_conv, packed_geglu, packed_linear
-from ray_cluster.engine.token_layout import Segment
+from ray_cluster.engine.batch.token_layout import Segment
+from ray_cluster.engine.models.attend import attend
+from ray_cluster.engine.models.packed_weights import packed_conv, packed_geglu, packed_linear
 from ray_cluster.engine.unet.grids import Grid, Move, PatchGrid, as_rows
 from ray_cluster.engine.unet.halo import Reach, Size
 from ray_cluster.kernels.by_device import has_triton

@@ -6,20 +6,26 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.baselines.cascade_choice import highest_share, highest_threshold
 from ray_cluster.policies.baselines.fixed_cascades import all_heavy, all_light, for_the_peak
 from ray_cluster.policies.baselines.random_scaling import RandomScalingPlanner
 from ray_cluster.policies.baselines.threshold_maximising import ThresholdPlanner
-from ray_cluster.policies.cluster_state import (
+from ray_cluster.policies.planning.cluster_state import (
     ClusterState,
     DeviceState,
     ModelState,
     PoolState,
     ServiceState,
 )
-from ray_cluster.policies.fleet import CascadeSpec, DeviceSpec, Fleet, PoolSpec, ServiceSpec
-from ray_cluster.policies.plan import Plan
+from ray_cluster.policies.planning.fleet import (
+    CascadeSpec,
+    DeviceSpec,
+    Fleet,
+    PoolSpec,
+    ServiceSpec,
+)
+from ray_cluster.policies.planning.plan import Plan
 from tests.policies.cascades import DEFERRALS, FID, SD15, SD_TURBO
 
 FLEET = Fleet(

@@ -9,7 +9,7 @@ from ray_cluster.policies.baselines.image_batches import (
     mix_as_they_come,
     take_turns_by_size,
 )
-from ray_cluster.policies.step_policy import StepDecision, StepPolicy, StepView
+from ray_cluster.policies.steps.step_policy import StepDecision, StepPolicy, StepView
 from ray_cluster.policies.types import RowView, StepCost
 from tests.fakes import request_view
 

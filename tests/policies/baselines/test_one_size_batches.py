@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.baselines.one_size_batches import num_batches, one_size_batches
-from ray_cluster.policies.step_policy import StepDecision
+from ray_cluster.policies.steps.step_policy import StepDecision
 from ray_cluster.policies.types import RowView
 from tests.policies.waiting_rows import (
     SIZES,

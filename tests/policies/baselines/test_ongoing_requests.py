@@ -8,10 +8,15 @@ import pytest
 from ray.serve import autoscaling_policy as serve
 from ray.serve.config import AutoscalingConfig
 
-from ray_cluster.policies.allocation_problem import BatchOption
+from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.baselines.ongoing_requests import OngoingRequestsPlanner
-from ray_cluster.policies.cluster_state import ClusterState, DeviceState, ModelState, PoolState
-from ray_cluster.policies.fleet import DeviceSpec, Fleet, PoolSpec, ServiceSpec
+from ray_cluster.policies.planning.cluster_state import (
+    ClusterState,
+    DeviceState,
+    ModelState,
+    PoolState,
+)
+from ray_cluster.policies.planning.fleet import DeviceSpec, Fleet, PoolSpec, ServiceSpec
 
 FLEET = Fleet(
     (DeviceSpec("gpu"),),

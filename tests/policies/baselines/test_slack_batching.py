@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ray_cluster.policies.baselines.slack_batching import SlackBatches, train_regression
-from ray_cluster.policies.cost_model import step_s, work_of
-from ray_cluster.policies.step_policy import StepDecision, StepView
+from ray_cluster.policies.costs.cost_model import step_s, work_of
+from ray_cluster.policies.steps.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RequestView, RowView, StepCost
 from tests.fakes import request_view
 

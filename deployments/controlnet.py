@@ -1,0 +1,44 @@
+"""The ControlNet deployment: n replicas of one ControlNet, which all replicas of its bases share.
+
+Duties: fetch the settings, load and measure the ControlNet, run its agent; all others are a
+worker's. No step goes through Serve or the dispatcher: bases' replicas connect to its endpoint.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ray import serve
+from ray.util import get_node_ip_address
+
+from ray_cluster.config.arguments import ControlNetWorkerArguments
+from ray_cluster.config.loading import set_environment
+from ray_cluster.deployments.actors import set_up_actor_logs
+from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT
+from ray_cluster.deployments.worker import Worker
+from ray_cluster.process.gc_freeze import uncollected
+
+
+class ControlNet(Worker):
+    """One replica: one ControlNet, one agent."""
+
+    # Serve awaits the constructor on the event loop that the agent needs
+    async def __init__(self, arguments: ControlNetWorkerArguments) -> None:  # type: ignore[misc]
+        set_up_actor_logs(arguments.logs)
+        link = DispatcherHandle(patience_s=arguments.patience_s).link
+        set_environment(ALLOCATOR_ENVIRONMENT)
+        with uncollected():
+            # not above: who only deploys this class needs none of the model libraries
+            from ray_cluster.replica.controlnet.builder import build_control
+            from ray_cluster.replica.denoise.builder import first_settings
+
+            agent = build_control(
+                arguments,
+                await first_settings(link, arguments.controlnet.name),
+                replica_id=serve.get_replica_context().replica_id.unique_id,
+                node=get_node_ip_address(),
+                link=link,
+                clock=time.monotonic,
+            )
+        self._begin(agent)

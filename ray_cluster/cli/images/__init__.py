@@ -1,0 +1,1 @@
+"""``generate``: images from a service or from this process."""

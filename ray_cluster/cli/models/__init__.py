@@ -1,0 +1,1 @@
+"""``models`` and ``profile``: list, train, calibrate and measure models."""

@@ -1,0 +1,1 @@
+"""``serve``: checks, starts, reports, drains and stops a service."""

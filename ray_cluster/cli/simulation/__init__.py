@@ -1,0 +1,1 @@
+"""``simulate`` and ``plan``: workers, tables and plots of simulated runs."""

@@ -1,0 +1,153 @@
+"""Discriminators, and the cascades that they decide in."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from ray_cluster.config.sections.cell_wide import Section
+from ray_cluster.config.sections.pools import RESERVED_NAMES
+
+
+class DiscriminatorArguments(Section):
+    """What the replicas of a discriminator are started with."""
+
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9._-]*$",
+        description="name of the Serve application, by which cascades name it",
+    )
+    model: str = Field(
+        min_length=1,
+        description="a built-in discriminator, or a folder or hub id of a CLIP-type model or an "
+        "image classifier that `models calibrate-cascade` has calibrated",
+    )
+    calibration: str | None = Field(
+        None,
+        description="folder that `models calibrate-cascade` has written; null for the model's own",
+    )
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="where it runs; `cuda` needs `num_gpus`"
+    )
+    num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for a replica")
+    num_gpus: float = Field(
+        0.0, ge=0, le=1, description="part of a GPU that Ray reserves for a replica"
+    )
+    num_threads: int = Field(1, ge=1, description="torch's threads in a replica")
+
+    @model_validator(mode="after")
+    def _check_device(self) -> DiscriminatorArguments:
+        if self.device == "cuda" and self.num_gpus == 0:
+            raise ValueError("device 'cuda' needs num_gpus > 0, such as 0.1")
+        return self
+
+
+class DiscriminatorTuning(Section):
+    """The settings of a discriminator."""
+
+    max_batch: int = Field(16, ge=1, le=256, description="images scored together at most")
+    max_in_flight: int = Field(
+        64, ge=1, le=4096, description="images that a replica holds at most; at least `max_batch`"
+    )
+
+    @model_validator(mode="after")
+    def _check_batch(self) -> DiscriminatorTuning:
+        if self.max_in_flight < self.max_batch:
+            raise ValueError(
+                f"max_in_flight {self.max_in_flight} is below max_batch {self.max_batch}: a batch "
+                "would never be full; raise the one or lower the other"
+            )
+        return self
+
+
+class DiscriminatorConfig(DiscriminatorTuning, DiscriminatorArguments):
+    """Replicas that say how sure one can be that an image is right for its prompt."""
+
+    replicas: int = Field(1, ge=1, description="replicas at the start")
+
+
+class CascadeConfig(Section):
+    """A model at the API that is two: a light one, and a heavy one for what that does badly."""
+
+    name: str = Field(
+        pattern=r"^[a-z0-9][a-z0-9._-]*$",
+        description="name of the cascade, by which calls name it as their `model`",
+    )
+    light: str = Field(description="model of the pools that make each image first")
+    heavy: str = Field(description="model of the pools that make an image anew")
+    discriminator: str = Field(description="name of the discriminator that scores light images")
+    threshold: float | None = Field(
+        None, ge=0, le=1, description="confidence below which a light image is made anew"
+    )
+    deferral_rate: float | None = Field(
+        None,
+        ge=0,
+        le=1,
+        description="share of the images that are made anew, in place of `threshold`: that follows "
+        "from the latest confidences",
+    )
+    reserve_s: float | None = Field(
+        0.5,
+        ge=0,
+        description="slack below which a request's threshold falls, to 0 where the heavy model "
+        "would probably be late; null makes images anew even if that is late",
+    )
+    when_unscored: Literal["light", "heavy"] = Field(
+        "light", description="whose image is published while no discriminator answers"
+    )
+    curves: str | None = Field(
+        None,
+        description="file with the calibrated deferral curve, against which drift is measured; "
+        "null for the discriminator's own",
+    )
+    window: int = Field(
+        500, ge=20, le=100_000, description="confidences of which deferral rates are quantiles"
+    )
+
+    @model_validator(mode="after")
+    def _check_threshold(self) -> CascadeConfig:
+        if (self.threshold is None) == (self.deferral_rate is None):
+            raise ValueError(
+                f"cascade {self.name} needs either threshold or deferral_rate; given "
+                f"{self.threshold} and {self.deferral_rate}"
+            )
+        if self.light == self.heavy:
+            raise ValueError(f"light and heavy are both {self.light}; name two models")
+        return self
+
+
+def check_cascades(
+    cascades: Sequence[CascadeConfig],
+    discriminators: Sequence[DiscriminatorConfig],
+    *,
+    pools: Sequence[str],
+    models: Sequence[str],
+) -> None:
+    """Raise ValueError unless the names in cascades are there, and no two things have one name.
+
+    Args:
+        pools: names of pools, which are applications as discriminators are.
+        models: that pools serve.
+    """
+    applications = [*pools, *(one.name for one in discriminators), *RESERVED_NAMES]
+    _check_differ("pools and discriminators", applications)
+    _check_differ("models and cascades", [*dict.fromkeys(models), *(one.name for one in cascades)])
+    known = {
+        "light": set(models),
+        "heavy": set(models),
+        "discriminator": {one.name for one in discriminators},
+    }
+    for cascade in cascades:
+        for key, names in known.items():
+            if getattr(cascade, key) not in names:
+                raise ValueError(
+                    f"cascade {cascade.name}: {key} is {getattr(cascade, key)!r}; there are "
+                    f"{', '.join(sorted(names)) or 'none'}"
+                )
+
+
+def _check_differ(what: str, names: Sequence[str]) -> None:
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(f"the names of {what} must differ; given more than once: {twice}")

@@ -1,0 +1,1 @@
+"""The stages of a request, and what follows on each."""

@@ -1,0 +1,373 @@
+"""Cascades: what follows on a stage that has ended, by the policies.
+
+A light image is published, or scored; a scored one is published, or the heavy model makes it anew
+(DiffServe, section 3). Later stages are queued however many wait: the request was accepted.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ray_cluster.config.settings import CascadeSettings
+from ray_cluster.dispatch.cascades.record import CascadeRecord, CascadeView, scored_view
+from ray_cluster.dispatch.cascades.stages import decide, fail, finish_image
+from ray_cluster.dispatch.queue.admission_view import AdmissionView
+from ray_cluster.dispatch.queue.due import AT_ONCE
+from ray_cluster.dispatch.queue.ledger import Ledger
+from ray_cluster.dispatch.reports.log import log_image
+from ray_cluster.dispatch.state import RequestRecord, Restored
+from ray_cluster.dispatch.workers.replicas import Replicas
+from ray_cluster.observability.logs import LogFields
+from ray_cluster.policies.admission.admission import predict_s
+from ray_cluster.policies.cascade import (
+    NO_HURRY,
+    CascadeDecision,
+    ConfidenceWindow,
+    DeferralCurve,
+    Slack,
+    decide_deferral,
+    decide_unscored,
+    deferral_rate,
+    drift,
+    given_up_s,
+    needs_slack,
+    observe,
+    request_threshold,
+    threshold_for,
+    window_from,
+)
+from ray_cluster.policies.costs.cost_model import alone_s
+from ray_cluster.policies.planning.plan import CascadePlan
+from ray_cluster.policies.types import RequestView
+from ray_cluster.protocol.leases import lane_of
+from ray_cluster.protocol.outcomes import Deferred, Preview
+from ray_cluster.requests import ImageRequest
+
+logger = logging.getLogger(__name__)
+
+# while a deferral rate is wanted and nothing is known of confidences
+_FIRST_THRESHOLD = 0.5
+CurveOf = Callable[[CascadeSettings], DeferralCurve | None]
+"""Returns what a cascade's confidences were calibrated to; None where nobody knows."""
+
+
+@dataclass(slots=True)
+class _Cascade:
+    """A cascade of the settings.
+
+    Attributes:
+        curve: that was calibrated.
+        window: its latest confidences; None while there are none.
+        num_scored: real confidences so far, also those that the window has no more.
+    """
+
+    config: CascadeSettings
+    curve: DeferralCurve | None
+    window: ConfidenceWindow | None
+    num_scored: int = 0
+
+    @property
+    def plan(self) -> CascadePlan:
+        """Threshold and slack by the settings and the latest confidences."""
+        config, threshold, idle = self.config, self.config.threshold, self.config.idle_threshold
+        if threshold is None:
+            threshold = self._threshold_for(config.deferral_rate or 0.0)
+        if idle is not None and config.idle_deferral_rate is not None:
+            idle = min(idle, self._threshold_for(config.idle_deferral_rate))
+        return CascadePlan(config.name, threshold, reserve_s=config.reserve_s, idle_threshold=idle)
+
+    def _threshold_for(self, rate: float) -> float:
+        return _FIRST_THRESHOLD if self.window is None else threshold_for(self.window, rate)
+
+    def observe(self, confidence: float) -> None:
+        """Count a confidence."""
+        if self.window is None:
+            self.window = ConfidenceWindow((confidence,), self.config.window)
+        else:
+            self.window = observe(self.window, [confidence])
+        self.num_scored += 1
+
+
+class Cascades:
+    """Takes requests from stage to stage; the ledger holds them, and ends them.
+
+    Args:
+        curve_of: called once for each cascade of new settings.
+
+    Attributes:
+        is_behind: whether :meth:`watch` has more to do at once.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        replicas: Replicas,
+        queue: AdmissionView,
+        curve_of: CurveOf = lambda _config: None,
+    ) -> None:
+        self._ledger = ledger
+        self._replicas = replicas
+        self._queue = queue
+        self._curve_of = curve_of
+        self._cascades: dict[str, _Cascade] = {}
+        self.is_behind = False
+        self._offered: list[str] = []
+        # that are scored, or that the heavy model makes anew
+        self._later: dict[str, RequestRecord] = {}
+        self._deferred: list[Deferred] = []
+
+    def apply(self, configs: Sequence[CascadeSettings]) -> None:
+        """Apply other settings; confidences are kept. Requests keep the stages they began with."""
+        # by a removed one, requests of before are still decided
+        self._offered = [config.name for config in configs]
+        for config in configs:
+            known = self._cascades.get(config.name)
+            if known is not None and _is_same(known.config, config):
+                known.config = config
+                continue
+            curve = self._curve_of(config)
+            window = None if curve is None else window_from(curve, config.window)
+            self._cascades[config.name] = _Cascade(config, curve, window)
+
+    def views(self) -> tuple[CascadeView, ...]:
+        """Return the cascades in the settings as they are now."""
+        return tuple(self._view(self._cascades[name]) for name in self._offered)
+
+    def _view(self, cascade: _Cascade) -> CascadeView:
+        config, plan, window = cascade.config, cascade.plan, cascade.window
+        is_full, curve = cascade.num_scored >= config.window, cascade.curve
+        is_scored = bool(self._replicas.ids(lane_of("score", config.discriminator)))
+        return CascadeView(
+            name=config.name,
+            discriminator=config.discriminator,
+            unscored=None if is_scored else config.when_unscored,
+            threshold=plan.threshold,
+            deferral_rate=None if window is None else deferral_rate(window, plan.threshold),
+            drift=drift(window, curve) if window and curve and is_full else None,
+            num_scored=cascade.num_scored,
+            window=() if window is None else window.confidences,
+        )
+
+    def take_deferred(self) -> list[Deferred]:
+        """Return the deferrals since the last call."""
+        deferred, self._deferred = self._deferred, []
+        return deferred
+
+    def score_s(self, request: ImageRequest, now_s: float) -> float:
+        """Return the seconds that a request's light image will wait for its score; 0 if unknown."""
+        use = request.cascade
+        if use is None or use.light is None:
+            return 0.0
+        name = use.light.discriminator
+        view = scored_view(request, name, arrival_s=now_s, deadline_s=math.inf)
+        if self._queue.pool(view.model) is None:
+            return 0.0
+        return predict_s([view], self._queue, now_s)
+
+    def restore(self, record: RequestRecord, restored: Restored) -> None:
+        """Let a request go on that an earlier dispatcher has deferred; others begin anew."""
+        cascade, deferred = record.cascade, restored.deferred
+        if cascade is None or cascade.use.light is None or deferred is None:
+            return
+        scored = finish_image(cascade.stages, 0)
+        decision = CascadeDecision(is_deferred=True, reason=deferred.reason)
+        cascade.stages = decide(scored, 1, decision, deferred.confidence)
+        cascade.threshold, cascade.light = deferred.threshold, restored.light
+        cascade.times = list(deferred.stages)
+        self._later[record.view.request_id] = record
+
+    def advance(self, now_s: float) -> None:
+        """Decide over every request whose stage has ended."""
+        for record in self._ledger.take_between():
+            self._later.pop(record.view.request_id, None)
+            try:
+                self._advance(record, now_s)
+            except Exception:
+                # a mistake of ours: it ends this request, and no other
+                logger.exception("no decision over %s", record.view.request_id)
+                self._ledger.fail(record, "error", "the service could not decide what follows")
+
+    def _advance(self, record: RequestRecord, now_s: float) -> None:
+        if (cascade := record.cascade) is not None:
+            if cascade.failure is not None:
+                self._answer_light(record, cascade, now_s)
+            elif cascade.stage == "score":
+                self._decide(record, cascade, now_s)
+            else:
+                self._take_image(record, cascade, now_s)
+
+    def _take_image(self, record: RequestRecord, cascade: CascadeRecord, now_s: float) -> None:
+        image, cascade.made = cascade.made, None
+        assert image is not None, "a stage that makes images has made none"
+        is_last = cascade.is_last
+        cascade.stages = finish_image(cascade.stages, cascade.stages.index)
+        if is_last:
+            self._ledger.complete(record, image, record.view, now_s)
+            return
+        cascade.light = image
+        view = self._scored_view(record, cascade)
+        if not self._replicas.ids(view.model):
+            self._decide(record, cascade, now_s)
+            return
+        self._go_on(record, view, now_s)
+
+    def _scored_view(self, record: RequestRecord, cascade: CascadeRecord) -> RequestView:
+        arrival_s, deadline_s = record.view.arrival_s, record.deadline_s
+        name = cascade.stages.present.model
+        return scored_view(record.request, name, arrival_s=arrival_s, deadline_s=deadline_s)
+
+    def _go_on(self, record: RequestRecord, view: RequestView, now_s: float) -> None:
+        self._ledger.enqueue(record, view, now_s)
+        self._later[view.request_id] = record
+
+    def _decide(self, record: RequestRecord, cascade: CascadeRecord, now_s: float) -> None:
+        """Publish a light image, or have it made anew."""
+        confidence, cascade.scored, cascade.small = cascade.scored, None, None
+        heavy = record.request.view(arrival_s=record.view.arrival_s, deadline_s=record.deadline_s)
+        # with the time that the heavy model takes, which costs a prediction
+        predicted_s: float | None = None
+        known = self._cascades.get(cascade.use.name)
+        if confidence is None or known is None:
+            wanted = "light" if known is None else known.config.when_unscored
+            slack_s = 0.0
+            if wanted == "heavy" and known is not None and known.config.reserve_s is not None:
+                predicted_s = self._predicted_s(heavy, now_s)
+                slack_s = self._slack(heavy, now_s, predicted_s).present_s
+            decision = decide_unscored(wanted, slack_s)
+            if cascade.is_late:
+                decision = CascadeDecision(is_deferred=False, reason="no_time")
+        else:
+            # before it counts itself
+            plan = known.plan
+            known.observe(confidence)
+            slack = NO_HURRY
+            if needs_slack(plan, confidence):
+                predicted_s = self._predicted_s(heavy, now_s)
+                slack = self._slack(heavy, now_s, predicted_s)
+            decision = decide_deferral(plan, confidence, slack)
+            # for replies: everything is below a little above 1
+            cascade.threshold = min(1.0, request_threshold(plan, slack))
+        cascade.stages = decide(cascade.stages, cascade.stages.index, decision, confidence)
+        fields = LogFields(reason=decision.reason)
+        if confidence is not None:
+            fields["confidence"] = confidence
+        log_image("image_decided", record, **fields)
+        if decision.is_deferred:
+            self._defer(record, cascade, heavy, now_s, predicted_s)
+        else:
+            self._complete_light(record, cascade, now_s)
+
+    def _predicted_s(self, heavy: RequestView, now_s: float) -> float:
+        """Return the seconds until the heavy model is done; infinite if nobody serves it."""
+        if not self._queue.is_served(heavy.model):
+            return math.inf
+        return predict_s([heavy], self._queue, now_s)
+
+    def _slack(self, heavy: RequestView, now_s: float, predicted_s: float) -> Slack:
+        left_s, pool = heavy.deadline_s - now_s, self._queue.pool(heavy.model)
+        idle_s = math.inf if pool is None else alone_s(pool.slowest_cost, heavy)
+        return Slack(left_s - predicted_s, left_s - idle_s)
+
+    def _defer(
+        self,
+        record: RequestRecord,
+        cascade: CascadeRecord,
+        heavy: RequestView,
+        now_s: float,
+        predicted_s: float | None,
+    ) -> None:
+        output, light = record.request.output, cascade.light
+        if output.num_previews and light is not None and light.data:
+            cascade.shows_light = True
+            record.preview = Preview(0, 0, heavy.num_steps, light.data)
+        # what is deferred arrives at the heavy model: forecasts expect as many more of it
+        self._ledger.stats.note_accepted(replace(heavy, arrival_s=now_s))
+        if predicted_s is None:
+            predicted_s = self._predicted_s(heavy, now_s)
+        self._go_on(record, heavy, now_s)
+        record.predicted_s = predicted_s if math.isfinite(predicted_s) else 0.0
+        stages = cascade.stages
+        assert stages.decided is not None, "it has just been decided"
+        self._deferred.append(
+            Deferred(
+                record.view.request_id,
+                stages.confidence,
+                cascade.threshold,
+                stages.decided,
+                tuple(cascade.times),
+                is_stored=output.is_stored,
+            )
+        )
+
+    def _answer_light(self, record: RequestRecord, cascade: CascadeRecord, now_s: float) -> None:
+        """Publish the light image in place of a heavy one that does not come."""
+        assert cascade.failure is not None, "nothing has failed"
+        index = cascade.stages.index
+        cascade.stages = fail(cascade.stages, index, cascade.failure, keeps_light=True)
+        self._complete_light(record, cascade, now_s)
+
+    def _complete_light(self, record: RequestRecord, cascade: CascadeRecord, now_s: float) -> None:
+        light = record.request.light
+        assert light is not None, "the request has no light stage"
+        assert cascade.light is not None, "there is no light image"
+        view = light.view(arrival_s=record.view.arrival_s, deadline_s=record.deadline_s)
+        is_stored = light.output.is_stored
+        self._ledger.complete(record, cascade.light, view, now_s, is_candidate=is_stored)
+
+    # what does not come
+
+    def watch(self, now_s: float) -> None:
+        """End some of the stages that nobody can end any more, or not in time."""
+        due = [one for one in self._open() if now_s >= self._due_s(one)]
+        self.is_behind = len(due) > AT_ONCE
+        for record in due[:AT_ONCE]:
+            cascade = record.cascade
+            assert cascade is not None, "others are never due"
+            self._replicas.alert(record.holder)
+            if cascade.stage == "heavy":
+                cascade.failure = "too_late"
+            cascade.is_late = now_s >= record.deadline_s
+            self._ledger.leave_stage(record, now_s)
+        self.advance(now_s)
+
+    @property
+    def next_due_s(self) -> float:
+        """Instant at which :meth:`watch` has something to do; infinite if never."""
+        return min((self._due_s(record) for record in self._open()), default=math.inf)
+
+    def _open(self) -> Iterator[RequestRecord]:
+        """Yield the requests that are scored or made anew, and forget those that have ended."""
+        gone = [name for name, one in self._later.items() if self._ledger.get(name) is not one]
+        for name in gone:
+            del self._later[name]
+        return iter(self._later.values())
+
+    def _due_s(self, record: RequestRecord) -> float:
+        """Return the instant at which the present stage is not worth waiting for any more."""
+        cascade = record.cascade
+        if cascade is None:
+            return math.inf
+        if cascade.stage == "score":
+            # a discriminator that holds it is alive
+            if record.holder is None and not self._replicas.ids(record.view.model):
+                return -math.inf
+            return math.inf if self._ignores_slack(cascade) else record.deadline_s
+        pool = self._queue.pool(record.view.model)
+        if pool is None or not cascade.may_answer_light or self._ignores_slack(cascade):
+            return math.inf
+        rest_s = alone_s(pool.slowest_cost, record.view)
+        told_s = None if record.holder is None else record.since_s
+        return given_up_s(record.deadline_s, rest_s, told_s)
+
+    def _ignores_slack(self, cascade: CascadeRecord) -> bool:
+        known = self._cascades.get(cascade.use.name)
+        return known is None or known.config.reserve_s is None
+
+
+def _is_same(old: CascadeSettings, new: CascadeSettings) -> bool:
+    """Whether confidences of one say something of the other's."""
+    of_confidence = ("light", "discriminator", "curves", "window")
+    return all(getattr(old, name) == getattr(new, name) for name in of_confidence)

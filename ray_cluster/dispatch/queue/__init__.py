@@ -1,0 +1,1 @@
+"""The waiting queue: who is admitted, who waits, and how each request ends."""

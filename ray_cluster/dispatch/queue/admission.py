@@ -1,0 +1,139 @@
+"""Offers: what is asked of the admission policy, and what follows from its answers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from ray_cluster.config.sections.cell_wide import DispatchSettings, LimitsConfig
+from ray_cluster.dispatch.attached import Attached
+from ray_cluster.dispatch.cascades.advance import Cascades
+from ray_cluster.dispatch.queue.admission_view import AdmissionView
+from ray_cluster.dispatch.queue.exchanges import Exchanges
+from ray_cluster.dispatch.queue.ledger import Ledger
+from ray_cluster.dispatch.reports.log import log_refused
+from ray_cluster.policies.admission.admission import admit, refuse_beyond
+from ray_cluster.policies.types import Offer, RequestView
+from ray_cluster.requests import ImageRequest
+
+
+class Admission:
+    """Decides over offers; what it accepts waits in the ledger.
+
+    Attributes:
+        removed: models that are not in the settings any more; none of them is accepted, and what
+            was accepted is still made while a replica lives.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        queue: AdmissionView,
+        cascades: Cascades,
+        attached: Attached,
+        exchanges: Exchanges,
+    ) -> None:
+        self._ledger = ledger
+        self._queue = queue
+        self._cascades = cascades
+        self._attached = attached
+        self._exchanges = exchanges
+        self._is_closing = False
+        self.removed: frozenset[str] = frozenset()
+
+    def apply(self, config: DispatchSettings, limits: LimitsConfig) -> None:
+        """Apply other settings."""
+        self._default_slo_s = config.default_slo_s
+        self._most_attached = limits.max_attached_images_per_client
+        self._queue.max_waiting = limits.max_queued_images
+        self._queue.max_waiting_s = limits.max_queue_s
+        self._queue.has_preemption = config.preemption
+
+    def close(self) -> None:
+        """Refuse every offer from now on."""
+        self._is_closing = True
+
+    def offer(self, requests: Sequence[ImageRequest], now_s: float, client: str | None) -> Offer:
+        """See :meth:`DispatchCore.offer`."""
+        if len({request.model for request in requests}) > 1:
+            raise ValueError("an offer is for one model; offer the requests of each on their own")
+        self._ledger.age(now_s)
+        if not requests:
+            return Offer(accepted=True)
+        views = self._views(requests, now_s)
+        offer = self._answer(requests, views, client, now_s)
+        if offer.accepted:
+            self._ledger.accept(
+                requests, views, offer, client=client, slo_s=self._default_slo_s, now_s=now_s
+            )
+            if client is not None:
+                self._attached.watch(requests)
+            self._exchanges.plan(offer.exchanges)
+            return offer
+        self._ledger.counters.note_refused(views, offer)
+        log_refused(requests, str(offer.reason))
+        if _lacks_capacity(offer):
+            whose = _client_of(requests[0], client)
+            self._ledger.demand.note_unmet(requests, views, whose, now_s)
+        return offer
+
+    def _answer(
+        self,
+        requests: Sequence[ImageRequest],
+        views: Sequence[RequestView],
+        client: str | None,
+        now_s: float,
+    ) -> Offer:
+        ids = [one.request_id for one in requests]
+        if self._is_closing:
+            return Offer(accepted=False, reason="closing")
+        if len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
+            return Offer(accepted=False, reason="duplicate_id")
+        if any(not self.removed.isdisjoint(request.models) for request in requests):
+            return Offer(accepted=False, reason="unknown_model")
+        own = self._attached.view_of(client, self._most_attached)
+        whose = _client_of(requests[0], client)
+        if (refused := self._refuse_deferred(requests, whose, now_s)) is not None:
+            return refused
+        share = self._ledger.waiting.share(requests, views[0].model, whose)
+        offer = admit(views, self._queue, own, share)
+        if wait_s := self._ledger.waiting.wait_s(requests, now_s):
+            offer = replace(offer, predicted_s=offer.predicted_s + wait_s)
+        return offer
+
+    def _refuse_deferred(
+        self, requests: Sequence[ImageRequest], whose: str, now_s: float
+    ) -> Offer | None:
+        """Refuse what its cascade may defer if its client's share of the heavy model is full."""
+        heavy = requests[0].model
+        if requests[0].light is None or self._queue.pool(heavy) is None:
+            return None
+        views = [one.view(arrival_s=now_s, deadline_s=math.inf) for one in requests]
+        share = self._ledger.waiting.share(requests, heavy, whose)
+        return refuse_beyond(views, share, self._queue)
+
+    def _views(self, requests: Sequence[ImageRequest], now_s: float) -> list[RequestView]:
+        # promised is a light image, and that it is scored in time
+        score_s = self._cascades.score_s(requests[0], now_s)
+        return [self._view(one, now_s, score_s) for one in requests]
+
+    def _view(self, request: ImageRequest, now_s: float, score_s: float) -> RequestView:
+        slo_s = self._default_slo_s if request.slo_s is None else request.slo_s
+        slo_s -= self._ledger.waiting.wait_s([request], now_s)
+        if request.light is None:
+            return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
+        return request.light.view(arrival_s=now_s, deadline_s=now_s + slo_s - score_s)
+
+
+def _client_of(request: ImageRequest, client: str | None) -> str:
+    """Return whose share a request takes."""
+    return request.sharer if client is None else client
+
+
+def _lacks_capacity(offer: Offer) -> bool:
+    """Whether more replicas would have been another answer."""
+    if offer.reason == "too_late":
+        # even an idle service would be too late if it is infinite
+        return math.isfinite(offer.retry_after_s)
+    return offer.reason in ("queue_full", "model_not_ready")

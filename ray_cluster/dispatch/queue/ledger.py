@@ -1,0 +1,397 @@
+"""The records of all open requests: waiting or leased, and how each one ended."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+from ray_cluster.config.sections.cell_wide import DispatchSettings
+from ray_cluster.dispatch.cascades.record import cascade_record
+from ray_cluster.dispatch.queue.due import Due
+from ray_cluster.dispatch.queue.waiting import WaitingRoom
+from ray_cluster.dispatch.reports.demand import Demand
+from ray_cluster.dispatch.reports.log import log_end, log_image
+from ray_cluster.dispatch.reports.statistics import CALLERS_OWN, OutcomeCounters, PredictionStats
+from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, Restored, as_offered
+from ray_cluster.dispatch.workers.controlnets import ControlNets
+from ray_cluster.dispatch.workers.loras import Loras
+from ray_cluster.policies.steps.ordering import ages_at_s
+from ray_cluster.policies.types import Offer, RequestView
+from ray_cluster.protocol.leases import (
+    Failed,
+    Fence,
+    Finished,
+    Lease,
+    ReplicaEvent,
+    Returned,
+    Scored,
+    Shown,
+)
+from ray_cluster.protocol.outcomes import Completed, Outcome
+from ray_cluster.requests import Failure, ImageRequest, ImageResult
+
+
+class Ledger:
+    """Keeps every accepted request in exactly one place until it ends, then forgets it.
+
+    A request waits (it is in ``waiting``, its fence is None) or is leased (it is among one
+    replica's ``held``, its fence is that of the lease). One whose stage of a cascade has ended is
+    at neither place until :meth:`take_between`, in the same call.
+
+    Args:
+        config: the number of lost leases after which a request ends as ``lost``, and when it ages.
+        epoch: of the fences.
+        loras: of the cell; told of all open requests.
+        controls: of the cell.
+
+    Attributes:
+        stats: what predictions rest on.
+        counters: for metrics.
+        demand: for the controller.
+    """
+
+    def __init__(
+        self,
+        config: DispatchSettings,
+        loras: Loras,
+        controls: ControlNets,
+        demand: Demand,
+        *,
+        epoch: int,
+    ) -> None:
+        self.waiting = WaitingRoom(loras, controls)
+        self.queue = self.waiting.queue
+        self._loras = loras
+        self.stats = PredictionStats()
+        self.counters = OutcomeCounters()
+        self.demand = demand
+        self._epoch = epoch
+        self._max_attempts = config.max_attempts
+        self._starvation_s = config.starvation_s
+        self._ageing = Due(self._ages_at_s, self.get)
+        self._num_fences = 0
+        self._records: dict[str, RequestRecord] = {}
+        self._attached: dict[str, dict[str, RequestRecord]] = {}
+        self._ended: list[Outcome] = []
+        # at the end of a stage of a cascade that is not the last: neither waiting nor leased
+        self._between: list[RequestRecord] = []
+
+    def apply_settings(self, config: DispatchSettings) -> None:
+        """Apply other settings; requests that have aged stay so."""
+        self._max_attempts = config.max_attempts
+        self._starvation_s = config.starvation_s
+        self._ageing.restart(self._records)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._records
+
+    def __iter__(self) -> Iterator[RequestRecord]:
+        return iter(self._records.values())
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def get(self, request_id: str) -> RequestRecord | None:
+        return self._records.get(request_id)
+
+    def attached_of(self, client: str) -> Collection[RequestRecord]:
+        """Return the requests of a client that end with it and have not ended."""
+        return self._attached.get(client, {}).values()
+
+    def accept(
+        self,
+        requests: Sequence[ImageRequest],
+        views: Sequence[RequestView],
+        offer: Offer,
+        *,
+        client: str | None,
+        slo_s: float,
+        now_s: float,
+    ) -> None:
+        """Open records for a group and queue it, as it was offered.
+
+        Args:
+            client: whose attached images they are; None for a job's.
+            slo_s: of requests that name none.
+        """
+        for request, view in as_offered(requests, views, offer):
+            client_s = None if client is None else now_s
+            whose = request.sharer if client is None else client
+            record = self._open(request, view, slo_s, client_s, whose)
+            record.predicted_s, record.is_simulated = offer.predicted_s, offer.is_simulated
+            self.stats.note_accepted(view)
+            self.counters.totals["accepted"] += 1
+            record.counted = self.demand.note_accepted(request, view, whose, now_s)
+            log_image("image_accepted", record)
+
+    def restore(self, restored: Restored, now_s: float) -> RequestRecord:
+        """Queue a durable request that an earlier dispatcher accepted."""
+        request = restored.request
+        record = self._open(request, restored.view(now_s), restored.slo_s, None, request.sharer)
+        record.may_resume = True
+        # how much of the time before was work is not known
+        record.since_s = now_s
+        self.counters.totals["restored"] += 1
+        log_image("image_restored", record)
+        return record
+
+    def _open(
+        self,
+        request: ImageRequest,
+        view: RequestView,
+        slo_s: float,
+        client_s: float | None,
+        client: str,
+    ) -> RequestRecord:
+        slo_s = slo_s if request.slo_s is None else request.slo_s
+        record = RequestRecord(
+            request, view, slo_s, client_s=client_s, since_s=view.arrival_s, client=client
+        )
+        record.cascade = cascade_record(request, view.arrival_s)
+        self._records[request.request_id] = record
+        if client_s is not None:
+            self._attached.setdefault(client, {})[request.request_id] = record
+        self._loras.note_open(request)
+        self.waiting.put(record)
+        self._ageing.add(record, len(self._records))
+        return record
+
+    def advance_held_back(self, now_s: float, only: Sequence[str] | None = None) -> None:
+        """See :meth:`WaitingRoom.release`; end those that cannot have their add-ons."""
+        for record, failure in self.waiting.release(now_s, only):
+            self._fail(record, failure, now_s)
+
+    def age(self, now_s: float) -> None:
+        """Put requests first that have waited too long, some of them at once."""
+        for record in self._ageing.take(now_s):
+            self.waiting.put_first(record)
+
+    def _ages_at_s(self, record: RequestRecord) -> float:
+        return ages_at_s(record.view, self._starvation_s)
+
+    def lease(self, request_id: str, replica: ReplicaRecord, now_s: float) -> Lease:
+        """Move a waiting request to a replica, under a new fence."""
+        record = self._records[request_id]
+        may_resume = record.may_resume
+        fence = self._grant(record, replica, now_s)
+        record.num_leases += 1
+        log_image("image_leased", record, queue_s=record.queued_s)
+        orders = self._loras.orders_of(record.request)
+        return replace(record.lease(fence, now_s, may_resume=may_resume), loras=orders)
+
+    def note_passes(self, request_ids: Iterable[str]) -> None:
+        """Count later requests that are leased before these, which wait."""
+        for one in request_ids:
+            self.waiting.note_passed(self._records[one])
+
+    def adopt(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
+        """Give a waiting request to the replica that has it already; it is no new attempt."""
+        fence = self._grant(record, replica, now_s)
+        # it has its slot there already
+        replica.num_free += 1
+        record.num_leases = max(1, record.num_leases)
+        self.counters.totals["adopted"] += 1
+        log_image("image_adopted", record)
+        return fence
+
+    def adopt_stale(
+        self, replica: ReplicaRecord, steps_done_by_id: Mapping[str, int], now_s: float
+    ) -> dict[str, Fence]:
+        """Lease to a replica what it works on and no other replica was leased."""
+        adopted = {}
+        for request_id in replica.stale:
+            record = self._records.get(request_id)
+            waits = record is not None and record.holder is None
+            if record is not None and waits and record.view.model == replica.model:
+                adopted[request_id] = self.adopt(record, replica, now_s)
+                record.make_progress(steps_done_by_id[request_id])
+        return adopted
+
+    def _grant(self, record: RequestRecord, replica: ReplicaRecord, now_s: float) -> Fence:
+        self.waiting.take_out(record)
+        self._num_fences += 1
+        record.fence = Fence(self._epoch, self._num_fences)
+        record.holder = replica
+        record.queued_s += now_s - record.since_s
+        record.since_s = record.leased_s = now_s
+        record.may_resume = True
+        if record.kept_digest != replica.registration.model_digest:
+            # steps of another model are worth nothing on this one
+            record.stored_steps = 0
+            record.make_progress(0)
+        replica.take(record)
+        return record.fence
+
+    def apply(self, event: ReplicaEvent, replica: ReplicaRecord, now_s: float) -> bool:
+        """Apply a replica's report of a request; return False if its fence is stale."""
+        record = self._leased(event, replica)
+        if record is None:
+            return False
+        match event:
+            case Finished():
+                self._finish(record, event, now_s)
+            case Scored(confidence=confidence) if record.cascade is not None:
+                # what is no confidence counts as none
+                record.cascade.scored = confidence if 0 <= confidence <= 1 else None
+                self.leave_stage(record, now_s)
+            case Failed() if record.cascade is not None and record.cascade.stage == "score":
+                self.leave_stage(record, now_s)
+            case Scored():
+                return False
+            case Failed():
+                self._fail(record, event.failure, now_s)
+            case Returned():
+                record.note_stored(event.steps_done, replica.registration.model_digest)
+                self._requeue(record, now_s, "preempted" if record.is_preempted else "returned")
+        return True
+
+    def show(self, shown: Shown, replica: ReplicaRecord) -> bool:
+        """Keep a preview; return False if its fence is stale or a later one is here."""
+        record = self._leased(shown, replica)
+        return record is not None and record.show(shown.preview)
+
+    def _leased(self, event: ReplicaEvent | Shown, replica: ReplicaRecord) -> RequestRecord | None:
+        """Return the record of a replica's request, if its lease is current."""
+        record = self._records.get(event.request_id)
+        if record is None or record.holder is not replica or record.fence != event.fence:
+            return None
+        return record
+
+    def lose(self, record: RequestRecord, now_s: float) -> None:
+        """Take a lease from a replica that is gone: the request waits again, or ends as lost."""
+        record.num_losses += 1
+        if record.num_losses < self._max_attempts:
+            self._requeue(record, now_s, "lost")
+            return
+        if record.cascade is not None and record.cascade.stage == "score":
+            # the image is made; it goes on without a confidence
+            self.leave_stage(record, now_s)
+            return
+        message = f"{record.num_losses} replicas were lost while they worked on it"
+        self.fail(record, "lost", message, now_s)
+
+    def fail(
+        self,
+        record: RequestRecord,
+        kind: Literal["error", "aborted", "lost"],
+        message: str,
+        now_s: float | None = None,
+    ) -> None:
+        """End a request without an image of the present stage.
+
+        Args:
+            now_s: if a light image may answer for it.
+        """
+        stage: Literal["queue", "replica"] = "queue" if record.holder is None else "replica"
+        self._fail(record, Failure(record.view.request_id, kind, message, stage), now_s)
+
+    def _fail(self, record: RequestRecord, failure: Failure, now_s: float | None) -> None:
+        if now_s is not None and record.cascade is not None and record.cascade.may_answer_light:
+            record.cascade.failure = failure.kind
+            self.leave_stage(record, now_s)
+            return
+        self.counters.totals[failure.kind] += 1
+        self._end(record, failure)
+
+    def leave_stage(self, record: RequestRecord, now_s: float) -> None:
+        """End the present stage of a cascade: whoever takes it next decides what follows."""
+        assert record.cascade is not None, f"{record.request} has no stages"
+        record.cascade.note_time(record.queued_s, now_s)
+        self._withdraw(record)
+        self._between.append(record)
+
+    def take_between(self) -> list[RequestRecord]:
+        """Return the requests whose stage has ended: enqueue or complete each of them."""
+        records, self._between = self._between, []
+        return records
+
+    def enqueue(self, record: RequestRecord, view: RequestView, now_s: float) -> None:
+        """Queue a request for its next stage, however many wait: it was accepted already."""
+        record.begin_stage(view, now_s)
+        self.waiting.put(record)
+
+    def take_outcomes(self) -> tuple[Outcome, ...]:
+        """Return the outcomes that were not handed out yet."""
+        outcomes, self._ended = tuple(self._ended), []
+        return outcomes
+
+    def _finish(self, record: RequestRecord, event: Finished, now_s: float) -> None:
+        """Note that the present stage has made an image: for the next one, or to be published."""
+        cascade, result = record.cascade, event.result
+        self._note_made(record, result, now_s)
+        if cascade is None:
+            self.complete(record, result, record.view, now_s)
+            return
+        cascade.made = result
+        if not cascade.is_last:
+            cascade.small = event.small
+        self.leave_stage(record, now_s)
+
+    def _note_made(self, record: RequestRecord, result: ImageResult, now_s: float) -> None:
+        """Compare the end of the present stage with what was predicted of it."""
+        began_s = record.view.arrival_s if record.cascade is None else record.cascade.entered_s
+        took_s = now_s - began_s
+        self.stats.note_end(record, result.timing, took_s, now_s)
+        self.counters.note_ratio(record.view.model, took_s=took_s, predicted_s=record.predicted_s)
+
+    def complete(
+        self,
+        record: RequestRecord,
+        result: ImageResult,
+        view: RequestView,
+        now_s: float,
+        *,
+        is_candidate: bool = False,
+    ) -> None:
+        """End a request that no replica holds any more, or its last one, with an image.
+
+        Args:
+            view: of the stage that made it.
+            is_candidate: see :attr:`Completed.is_candidate`.
+        """
+        completed = record.completed(result, view, now_s, is_candidate=is_candidate)
+        fidelity = "exact" if is_candidate else record.request.fidelity
+        self.counters.made[view.model, fidelity or "unknown"] += 1
+        self.counters.totals["completed"] += 1
+        self.counters.totals["missed"] += not completed.deadline_met
+        record.view = view
+        self._end(record, completed)
+
+    def _requeue(self, record: RequestRecord, now_s: float, reason: str) -> None:
+        steps_done = record.stored_steps
+        log_image("image_requeued", record, reason=reason, steps_done=steps_done)
+        self._release(record)
+        record.since_s = now_s
+        record.make_progress(steps_done)
+        self.waiting.put(record)
+        self.counters.totals["requeued"] += 1
+
+    def _withdraw(self, record: RequestRecord) -> None:
+        self.waiting.discard(record)
+        self._release(record)
+
+    def _release(self, record: RequestRecord) -> None:
+        if record.holder is not None:
+            record.holder.drop(record)
+        record.holder = record.fence = None
+        record.is_preempted = False
+
+    def _end(self, record: RequestRecord, outcome: Outcome) -> None:
+        log_end(record, outcome)
+        if isinstance(outcome, Completed) and outcome.cascade is not None:
+            self.counters.note_cascade(outcome.cascade)
+        if isinstance(outcome, Failure) and outcome.kind != "lost" and record.is_first_stage:
+            self.demand.note_unmade(record)
+        if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
+            is_met = isinstance(outcome, Completed) and outcome.deadline_met
+            self.counters.note_end(record.view, is_met=is_met)
+        self._withdraw(record)
+        self._loras.note_end(record.request)
+        del self._records[record.view.request_id]
+        attached = self._attached.get(record.client, {})
+        if attached.pop(record.view.request_id, None) is not None and not attached:
+            del self._attached[record.client]
+        if isinstance(outcome, Failure):
+            outcome = replace(outcome, attempts=record.attempts)
+        self._ended.append(outcome)

@@ -1,0 +1,1 @@
+"""What the dispatcher counts, logs and shows."""

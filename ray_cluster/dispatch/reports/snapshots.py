@@ -1,0 +1,112 @@
+"""The dispatcher's state at one instant, for status pages and metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ray_cluster.dispatch.cascades.record import CascadeView
+from ray_cluster.dispatch.queue.admission_view import AdmissionView
+from ray_cluster.dispatch.queue.ledger import Ledger
+from ray_cluster.dispatch.reports.demand import DemandCounts
+from ray_cluster.dispatch.reports.statistics import OutcomeCounters
+from ray_cluster.dispatch.workers.replicas import Replicas
+from ray_cluster.policies.types import ReplicaView
+from ray_cluster.protocol.leases import WorkerKind
+
+_HOLDERS: tuple[WorkerKind, ...] = ("denoise", "score")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterSnapshot:
+    """What waits, what is leased, and what happened since the dispatcher started.
+
+    Attributes:
+        oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
+        num_waiting_by_model: every known model, also those with nothing waiting.
+        counters: a copy.
+        demand: likewise, of what calls ask for.
+        num_held_back: of those that wait, for add-ons that are not there yet.
+        num_loras: that are registered.
+        missing_controls: ControlNets that nobody serves.
+        asleep: models without replicas that a controller starts some of when they are called.
+    """
+
+    num_waiting: int
+    num_leased: int
+    oldest_waiting_s: float
+    num_waiting_by_model: Mapping[str, int]
+    replicas: tuple[ReplicaView, ...]
+    counters: OutcomeCounters
+    demand: DemandCounts
+    cascades: tuple[CascadeView, ...] = ()
+    num_held_back: int = 0
+    num_loras: int = 0
+    missing_controls: tuple[str, ...] = ()
+    asleep: frozenset[str] = frozenset()
+
+    @property
+    def totals(self) -> Mapping[str, int]:
+        """Events since the dispatcher started, by name."""
+        return self.counters.totals
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What an operator should know: which models and others have no live replica."""
+        alive = {replica.model for replica in self.replicas}
+        models = (
+            f"no replica of {model} lives; {count} images wait for one"
+            for model, count in self.num_waiting_by_model.items()
+            if model not in alive and model not in self.asleep
+        )
+        cascades = (
+            f"no replica of the discriminator {one.discriminator} lives; {one.name} answers with "
+            f"{one.unscored} images"
+            for one in self.cascades
+            if one.unscored is not None
+        )
+        controls = (
+            f"nobody serves the ControlNet {name}; images with it wait"
+            for name in self.missing_controls
+        )
+        return (*models, *cascades, *controls)
+
+    @staticmethod
+    def of(
+        ledger: Ledger,
+        replicas: Replicas,
+        *,
+        queue: AdmissionView,
+        num_loras: int,
+        missing_controls: tuple[str, ...],
+        cascades: tuple[CascadeView, ...],
+        now_s: float,
+    ) -> ClusterSnapshot:
+        """Return the present state.
+
+        Args:
+            queue: has the models of the settings; of another one, what waits is counted only while
+                it has replicas or waiting requests.
+        """
+        counts, num_waiting = ledger.waiting.count_by_model(), len(ledger.waiting)
+        ages_s = (now_s - view.arrival_s for view in ledger.waiting.views)
+        models = [
+            model
+            for model in replicas.profiles
+            if model in queue.configured or replicas.ids(model) or counts[model]
+        ]
+        return ClusterSnapshot(
+            num_waiting=num_waiting,
+            num_leased=len(ledger) - num_waiting,
+            oldest_waiting_s=max(ages_s, default=0.0),
+            num_waiting_by_model={model: counts[model] for model in sorted(models)},
+            # others hold no requests
+            replicas=tuple(one.view() for one in replicas if one.registration.kind in _HOLDERS),
+            counters=ledger.counters.copy(),
+            demand=ledger.demand.read(),
+            cascades=cascades,
+            num_held_back=num_waiting - len(ledger.queue),
+            num_loras=num_loras,
+            missing_controls=missing_controls,
+            asleep=queue.asleep if queue.is_woken else frozenset(),
+        )

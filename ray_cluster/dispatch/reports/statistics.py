@@ -1,0 +1,162 @@
+"""What the dispatcher counts: estimates that predictions rest on, and outcomes for metrics."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, field, fields
+
+from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.policies.admission.estimates import (
+    Arrivals,
+    PredictionError,
+    StageTimes,
+    faded_error,
+    observe_arrivals,
+    observe_end,
+    observe_stages,
+)
+from ray_cluster.policies.costs.cost_model import decode_s
+from ray_cluster.policies.types import Offer, RequestView
+from ray_cluster.protocol.outcomes import CascadeAnswer
+from ray_cluster.requests import Timing
+
+# real over predicted seconds: within 10 % and 25 % stand on both sides of 1
+RATIO_BOUNDS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+# failures that say nothing of the service: clients cancelled these, or asked wrongly
+CALLERS_OWN = frozenset({"aborted", "invalid"})
+_OTHER = "other"
+
+
+class PredictionStats:
+    """Per-model arrivals, stage times and prediction errors."""
+
+    def __init__(self) -> None:
+        self._errors: dict[tuple[str, bool], PredictionError] = {}
+        # when the last of these requests ended, and the seconds that it took
+        self._last_ends: dict[tuple[str, bool], tuple[float, float]] = {}
+        self._arrivals: dict[str, Arrivals] = {}
+        self._stages: dict[str, StageTimes] = {}
+
+    def safety_factor(self, model: str, now_s: float, *, is_simulated: bool) -> float:
+        """Return the factor for a predicted latency, by the way it is predicted."""
+        error = self._error(model, is_simulated)
+        ended_s, took_s = self._last_ends.get((model, is_simulated), (now_s, 0.0))
+        return faded_error(error, now_s - ended_s, took_s=took_s).safety_factor
+
+    def _error(self, model: str, is_simulated: bool) -> PredictionError:
+        return self._errors.get((model, is_simulated), PredictionError())
+
+    def arrivals(self, model: str) -> Arrivals:
+        return self._arrivals.get(model, Arrivals())
+
+    def stages(self, model: str) -> StageTimes:
+        return self._stages.get(model, StageTimes())
+
+    def note_accepted(self, view: RequestView) -> None:
+        self._arrivals[view.model] = observe_arrivals(self.arrivals(view.model), [view])
+
+    def note_end(self, record: RequestRecord, timing: Timing, took_s: float, now_s: float) -> None:
+        """Compare a request's end with its prediction, and observe its stages.
+
+        Args:
+            record: its replica still holds it.
+            timing: the replica's; without steps it says nothing.
+            took_s: seconds from its arrival.
+        """
+        model, is_simulated = record.view.model, record.is_simulated
+        error = self._error(model, is_simulated)
+        self._errors[model, is_simulated] = observe_end(
+            error, predicted_s=record.predicted_s, took_s=took_s
+        )
+        self._last_ends[model, is_simulated] = now_s, took_s
+        if record.holder is None or record.num_leases > 1 or timing.denoise_s <= 0:
+            return
+        known_s = timing.queue_s + timing.encode_s + timing.denoise_s
+        rest_s = took_s - known_s - decode_s(record.holder.step_cost, record.view)
+        self._stages[model] = observe_stages(
+            self.stages(model), encode_s=timing.encode_s, rest_s=rest_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Ratios:
+    """A histogram of real over predicted seconds.
+
+    Attributes:
+        counts: of the ratios up to each of ``RATIO_BOUNDS``, and of those above; not cumulative.
+        total: of all ratios.
+    """
+
+    counts: tuple[int, ...] = (0,) * (len(RATIO_BOUNDS) + 1)
+    total: float = 0.0
+
+    def plus(self, ratio: float) -> Ratios:
+        bucket, counts = bisect_left(RATIO_BOUNDS, ratio), list(self.counts)
+        counts[bucket] += 1
+        return Ratios(tuple(counts), self.total + ratio)
+
+
+def size_class(view: RequestView) -> str:
+    """Return the side, a power of two, of the smallest square with at least a request's pixels."""
+    side = 1
+    while side * side < view.width_px * view.height_px:
+        side *= 2
+    return str(side)
+
+
+@dataclass(slots=True)
+class OutcomeCounters:
+    """Counts of a cell's requests for metrics.
+
+    Attributes:
+        totals: events by name: accepted, refused, completed, missed (completed after their
+            deadline), error, aborted, lost, requeued, preempted and so on.
+        refused: images by model and reason.
+        met: images that ended by their deadlines, by model and size class.
+        missed: those that ended later or not at all, except ends of ``CALLERS_OWN``.
+        made: images by model and the fidelity that they got; ``unknown`` where nothing is known of
+            so few steps.
+        ratios: real over predicted seconds, by model.
+        answered: images of cascades, by cascade, the stage that made them and the reason.
+        stage_seconds: seconds of their stages, by cascade and stage.
+        stages: how many these were.
+    """
+
+    totals: Counter[str] = field(default_factory=Counter)
+    refused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    met: Counter[tuple[str, str]] = field(default_factory=Counter)
+    missed: Counter[tuple[str, str]] = field(default_factory=Counter)
+    made: Counter[tuple[str, str]] = field(default_factory=Counter)
+    ratios: dict[str, Ratios] = field(default_factory=dict)
+    answered: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    stage_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+    stages: Counter[tuple[str, str]] = field(default_factory=Counter)
+
+    def copy(self) -> OutcomeCounters:
+        """Return the counts as they are now."""
+        return OutcomeCounters(*(copy(getattr(self, one.name)) for one in fields(self)))
+
+    def note_refused(self, group: Sequence[RequestView], offer: Offer) -> None:
+        self.totals["refused"] += len(group)
+        if group:
+            # clients can ask for any name: that must not become a label each
+            model = _OTHER if offer.reason == "unknown_model" else group[0].model
+            self.refused[model, str(offer.reason)] += len(group)
+
+    def note_end(self, view: RequestView, *, is_met: bool) -> None:
+        (self.met if is_met else self.missed)[view.model, size_class(view)] += 1
+
+    def note_cascade(self, answer: CascadeAnswer) -> None:
+        self.answered[answer.name, answer.stage, answer.reason] += 1
+        for one in answer.stages:
+            key = answer.name, one.stage
+            self.stages[key] += 1
+            self.stage_seconds[key] = self.stage_seconds.get(key, 0.0) + one.took_s
+
+    def note_ratio(self, model: str, *, took_s: float, predicted_s: float) -> None:
+        """Count how far off a prediction was, if there was one."""
+        if predicted_s > 0:
+            self.ratios[model] = self.ratios.get(model, Ratios()).plus(took_s / predicted_s)

@@ -1,0 +1,1 @@
+"""The device: its errors, streams and graphs, and how long its operations take."""

@@ -1,0 +1,1 @@
+"""What the files of a model say, and the memory that it will need."""

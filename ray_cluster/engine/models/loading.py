@@ -1,0 +1,369 @@
+"""From a pool's configuration to a model's stages: any folder of the families covered."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from diffusers import DiffusionPipeline
+from safetensors import SafetensorError
+from torch import nn
+
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.batch.batch_caps import BatchCaps
+from ray_cluster.engine.device.gpu import prepare_card, this_card, worker_device
+from ray_cluster.engine.edits.template import EncodedImage, latent_mask
+from ray_cluster.engine.files.folders import (
+    component_config,
+    component_names,
+    pipeline_name,
+    resolve_folder,
+)
+from ray_cluster.engine.files.memory import plan_model_memory
+from ray_cluster.engine.files.prompt_limits import max_prompt_tokens
+from ray_cluster.engine.files.weights import DTYPE_BY_NAME, vae_dtype
+from ray_cluster.engine.models.denoisers import (
+    build_executor,
+    check_denoiser,
+    denoiser_name,
+    edit_kind,
+    flow_model,
+    guidance_kind,
+    is_flux,
+    is_unet,
+)
+from ray_cluster.engine.models.offload import place_weights
+from ray_cluster.engine.models.whole_models import check_models, load_models
+from ray_cluster.engine.models.wide_layers import computing_dtype
+from ray_cluster.engine.schedules.samplers import SamplerTables
+from ray_cluster.engine.stages.autoencoder import ImageDecoder, ImageEncoder
+from ray_cluster.engine.stages.prompt_encoder import PipelineEncoder, PromptDeltas, PromptEncoder
+from ray_cluster.engine.step.executor import Executor
+from ray_cluster.engine.step.reuse_steps import check_reuse
+from ray_cluster.engine.step.state import RequestState
+from ray_cluster.errors import REQUEST_ERRORS, ConfigError, MemoryRefused, ModelUnsupported
+from ray_cluster.imaging.templates import EditPixels
+from ray_cluster.models.fidelity_tables import step_table
+from ray_cluster.models.json_files import read_object
+from ray_cluster.models.local import check_sampler, check_schedules, model_sizes, patch_size
+from ray_cluster.models.sampling import FolderSampling, folder_sampling
+from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
+from ray_cluster.policies.costs.gpu_shares import Card
+from ray_cluster.policies.costs.memory import MemoryPlan
+from ray_cluster.policies.steps.reuse import num_outer_blocks
+from ray_cluster.requests import ImageRequest, ModelProfile
+
+logger = logging.getLogger(__name__)
+
+FAMILY_BY_PIPELINE = {
+    "StableDiffusionPipeline": "stable-diffusion",
+    "StableDiffusionXLPipeline": "stable-diffusion-xl",
+    "StableDiffusion3Pipeline": "stable-diffusion-3",
+    "FluxPipeline": "flux",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedModel:
+    """What the files of a model say, before any weight is loaded.
+
+    Attributes:
+        profile: what the model accepts, for validation at the gateway.
+        sampling: what the folder says of it, where the pool says nothing.
+    """
+
+    folder: Path
+    tables: SamplerTables
+    profile: ModelProfile
+    sampling: FolderSampling
+
+    @property
+    def sampling_words(self) -> str:
+        """How calls are sampled that say nothing, and where that comes from."""
+        profile, own = self.profile, self.sampling
+        words = (
+            f"{profile.default_sampler}, {profile.default_num_steps} steps, guidance "
+            f"{profile.default_guidance_scale:g}; what defaults leave out is from {own.origin}"
+        )
+        if not own.is_exact and profile.default_sampler == own.sampler:
+            words += f", to whose method {own.sampler} is only the nearest"
+        return words
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """The stages of one model, ready to run.
+
+    Attributes:
+        profile: what the model accepts, for validation at the gateway.
+        memory: the plan it was loaded under.
+        max_batch_by_size: what that plan allows, for any size.
+    """
+
+    encoder: PromptEncoder
+    images: ImageEncoder
+    executor: Executor[Any, Any]
+    decoder: ImageDecoder
+    tables: SamplerTables
+    profile: ModelProfile
+    memory: MemoryPlan
+    max_batch_by_size: BatchCaps
+
+
+def inspect_model(pool: PoolConfig) -> InspectedModel:
+    """Find the model of a pool and read what its files say; a hub model is downloaded.
+
+    Raises:
+        ConfigError: the model cannot be found or is not whole, or the pool's sizes do not suit it.
+        ModelUnsupported: its pipeline, UNet, transformer or scheduler is not covered.
+    """
+    folder = resolve_folder(pool.model)
+    family = _family(folder)
+    model = component_config(folder, denoiser_name(folder))
+    check_denoiser(model, pipeline_name(folder))
+    check_models(folder)
+    _check_fit(folder, model)
+    scheduler = component_config(folder, "scheduler")
+    tables = SamplerTables(scheduler, flow_model(folder))
+    sampling = folder_sampling(pool.model, pipeline_name(folder), scheduler, guidance_kind(model))
+    profile = _profile(pool, folder, family, tables, sampling)
+    _check_schedule(folder, tables, profile)
+    return InspectedModel(folder, tables, profile, sampling)
+
+
+def plan_model(pool: PoolConfig, model: InspectedModel, card: Card | None = None) -> MemoryPlan:
+    """Plan the memory of a pool's model, without loading a weight.
+
+    Args:
+        card: the GPU of a pool that runs on one; it may be left out if the pool names both its
+            ``memory_gib`` and its ``dtype``.
+
+    Raises:
+        MemoryRefused: there is no room for it.
+    """
+    profile = model.profile
+    default = (profile.default_width_px, profile.default_height_px)
+    sizes = sorted({default, (profile.max_px, profile.max_px)})
+    plan = plan_model_memory(model.folder, pool, sizes, _dtype(pool, card), card)
+    if plan.verdict == "refused":
+        raise MemoryRefused(f"pool {pool.name}: {plan.explanation}")
+    logger.info("pool %s: memory %s", pool.name, plan.explanation)
+    return plan
+
+
+def _dtype(pool: PoolConfig, card: Card | None) -> torch.dtype:
+    name = pool.number_format(None if card is None else card.capability)
+    assert name is not None, "a pool on a GPU that is not known names its number format"
+    return DTYPE_BY_NAME[name]
+
+
+def load_model(pool: PoolConfig) -> LoadedModel:
+    """Plan the memory, hold this process to it, then load the model of a pool.
+
+    Raises:
+        ConfigError, ModelUnsupported: see :func:`inspect_model`.
+        MemoryRefused: see :func:`plan_model`.
+    """
+    model = inspect_model(pool)
+    device = worker_device(pool)
+    card = this_card() if device.type == "cuda" else None
+    plan, dtype = plan_model(pool, model, card), _dtype(pool, card)
+    if card is not None:
+        prepare_card(pool, card, dtype)
+    logger.info("pool %s: sampling %s", pool.name, model.sampling_words)
+    widened = "" if computing_dtype(dtype, device) is dtype else ", computed in float32,"
+    name = str(dtype).removeprefix("torch.")
+    logger.info("pool %s: %s%s on %s", pool.name, name, widened, device)
+    pipeline = _load_pipeline(model.folder, dtype)
+    place_weights(pipeline, device, plan.offloaded)
+    executor = build_executor(
+        getattr(pipeline, denoiser_name(model.folder)),
+        vae_scale_factor=pipeline.vae_scale_factor,
+        device=device,
+    )
+    turn = threading.Lock()
+    # it has replaced weights by others in its own order: what they took may be others' now
+    torch.cuda.empty_cache()
+    return LoadedModel(
+        encoder=PipelineEncoder(pipeline, device),
+        images=ImageEncoder(pipeline.vae, device, turn),
+        executor=executor,
+        decoder=ImageDecoder(pipeline.vae, device, turn),
+        tables=model.tables,
+        profile=model.profile,
+        memory=plan,
+        max_batch_by_size=BatchCaps(plan.max_batch_by_size),
+    )
+
+
+def encode_images(model: LoadedModel, edits: Sequence[EditPixels]) -> list[EncodedImage]:
+    """Encode the images of edits of one size together.
+
+    Raises:
+        ArithmeticError: the autoencoder returned NaN or infinite latents.
+    """
+    device, factor = model.executor.device, model.images.factor
+    images, masks = [one.work for one in edits], [one.mask for one in edits]
+    latents = model.images.encode(images)
+    if not model.executor.num_conditions:
+        pooled = [None if one is None else latent_mask(one, factor).to(device) for one in masks]
+        return list(map(EncodedImage, latents, pooled))
+    # an inpainting model always sees a mask
+    whole = [np.ones(one.shape[:2], np.bool_) for one in images]
+    seen = [whole[index] if one is None else one for index, one in enumerate(masks)]
+    spared = model.images.encode(images, seen)
+    return [
+        EncodedImage(clean, mask, torch.cat([mask.to(rest.dtype), rest]))
+        for clean, mask, rest in zip(
+            latents, (latent_mask(one, factor).to(device) for one in seen), spared, strict=True
+        )
+    ]
+
+
+def start_states(
+    model: LoadedModel,
+    requests: Sequence[ImageRequest],
+    *,
+    now_s: float,
+    images: Sequence[EncodedImage | None] = (),
+    deltas: Sequence[PromptDeltas | None] = (),
+) -> list[RequestState]:
+    """Encode requests together; arrival and deadline are both the present instant for now.
+
+    Args:
+        images: of each request, for those that are edits; may be left out where none is.
+        deltas: of each request, for those that change text encoders; likewise.
+
+    Raises:
+        ValueError: the model cannot run a request's reuse schedule.
+    """
+    conditionings = model.encoder.encode(requests, deltas)
+    states = [
+        RequestState.start(
+            request,
+            conditioning,
+            latent_shape=model.executor.latent_shape(request.width_px, request.height_px),
+            table=model.tables.of(request),
+            arrival_s=now_s,
+            deadline_s=now_s,
+            image=image,
+        )
+        for request, conditioning, image in zip(
+            requests, conditionings, images or [None] * len(requests), strict=True
+        )
+    ]
+    for state in states:
+        check_reuse(state, model.executor)
+    return states
+
+
+def _check_fit(folder: Path, model: dict[str, Any]) -> None:
+    """Refuse components that are whole, but of different models."""
+    vae = component_config(folder, "vae")
+    # the pixels of FLUX's patches are channels of its transformer
+    channels = vae["latent_channels"] * (patch_size(model) ** 2 if is_flux(model) else 1)
+    if model["in_channels"] not in {channels, 2 * channels + 1}:
+        raise ConfigError(
+            f"{folder}: {denoiser_name(folder)} takes latents of {model['in_channels']} channels, "
+            f"and vae makes {channels}; they are of different models"
+        )
+    wanted = model.get("encoder_hid_dim") or model.get("cross_attention_dim")
+    if not is_unet(model) or not isinstance(wanted, int):
+        return
+    encoders = [name for name in component_names(folder) if name.startswith("text_encoder")]
+    widths = [component_config(folder, name).get("hidden_size", 0) for name in encoders]
+    if sum(widths) != wanted:
+        raise ConfigError(
+            f"{folder}: unet takes prompts of width {wanted}, and {' and '.join(encoders)} make "
+            f"{sum(widths)}; they are of different models"
+        )
+
+
+def _check_schedule(folder: Path, tables: SamplerTables, profile: ModelProfile) -> None:
+    """Refuse a scheduler's configuration of which the usual schedule cannot be made."""
+    sampler = profile.default_sampler
+    steps = min(profile.default_num_steps, profile.max_steps_by_sampler[sampler])
+    try:
+        tables.table(sampler, steps, (profile.default_width_px, profile.default_height_px))
+    except REQUEST_ERRORS as error:
+        raise ConfigError(
+            f"{folder / 'scheduler' / 'scheduler_config.json'} makes no schedule of {sampler} with "
+            f"{steps} steps ({error}); mend it, or give other defaults"
+        ) from error
+
+
+def _family(folder: Path) -> str:
+    name = pipeline_name(folder)
+    if name not in FAMILY_BY_PIPELINE:
+        raise ModelUnsupported(
+            f"{folder.name} is a {name}; covered pipelines: {sorted(FAMILY_BY_PIPELINE)}"
+        )
+    return FAMILY_BY_PIPELINE[name]
+
+
+def _load_pipeline(folder: Path, dtype: torch.dtype) -> Any:
+    # what a folder leaves out, and what no image is made with, has to be left out by name
+    extra: dict[str, Any] = dict.fromkeys(set(UNUSED) & read_object(folder / INDEX).keys())
+    if pipeline_name(folder) == "StableDiffusion3Pipeline":
+        extra |= dict.fromkeys(set(T5_OF_SD3) - set(component_names(folder)))
+    if pipeline_name(folder) == "StableDiffusionXLPipeline":
+        # of a package that need not be there; it marks images as diffusers' own
+        extra["add_watermarker"] = False
+    try:
+        pipeline = DiffusionPipeline.from_pretrained(
+            folder, dtype=dtype, local_files_only=True, **extra, **load_models(folder, dtype)
+        )
+    except (AttributeError, OSError, RuntimeError, TypeError, ValueError, SafetensorError) as error:
+        raise ConfigError(f"{folder} cannot be loaded, the model is incomplete: {error}") from error
+    pipeline.vae.to(vae_dtype(component_config(folder, "vae"), dtype))
+    for component in pipeline.components.values():
+        if isinstance(component, nn.Module):
+            # so that it computes alike in and out of inference mode, wherever it was loaded
+            component.requires_grad_(False)
+    return pipeline
+
+
+def _profile(
+    pool: PoolConfig, folder: Path, family: str, tables: SamplerTables, sampling: FolderSampling
+) -> ModelProfile:
+    model = component_config(folder, denoiser_name(folder))
+    sizes = model_sizes(pool, model, component_config(folder, "vae"))
+    kind, outer = guidance_kind(model), num_outer_blocks(model)
+    check_schedules(pool, outer)
+    defaults = pool.defaults
+    guidance = defaults.guidance_scale
+    check_sampler(pool, tables.names)
+    profile = ModelProfile(
+        model=pool.model_name,
+        family=family,
+        size_multiple_px=sizes.multiple_px,
+        min_px=sizes.min_px,
+        max_px=sizes.max_px,
+        default_width_px=sizes.default_width_px,
+        default_height_px=sizes.default_height_px,
+        default_num_steps=defaults.num_inference_steps or sampling.num_steps,
+        default_guidance_scale=sampling.guidance_scale if guidance is None else guidance,
+        default_sampler=defaults.sampler or sampling.sampler,
+        max_steps_by_sampler={
+            name: tables.max_steps(name, pool.max_num_inference_steps) for name in tables.names
+        },
+        max_prompt_tokens=max_prompt_tokens(folder),
+        created_s=int((folder / "model_index.json").stat().st_mtime),
+        guidance=kind,
+        fewer_steps=step_table(pool),
+        outer_blocks=(outer.start, outer.stop - 1),
+        edits=edit_kind(model),
+        lora_start=None if pool.lora_start is None else pool.lora_start.start(),
+    )
+    if kind == "none" and profile.default_guidance_scale > 1:
+        raise ConfigError(
+            f"pool {pool.name}: defaults.guidance_scale is {profile.default_guidance_scale:g}, but "
+            "this model is made to do without guidance; leave it out"
+        )
+    return profile

@@ -1,0 +1,1 @@
+"""The schedules of samplers as coefficients, from diffusers' own tables."""

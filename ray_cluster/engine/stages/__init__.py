@@ -1,0 +1,1 @@
+"""The stages around the step: prompts encoded, latents decoded, each in its own thread."""

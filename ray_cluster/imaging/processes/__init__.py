@@ -1,0 +1,1 @@
+"""Child processes that code images, and the queue before them."""

@@ -1,0 +1,1 @@
+"""The store of jobs in a SQL database, and who owns it."""

@@ -1,0 +1,1 @@
+"""Where files of LoRAs come from, and what may be fetched."""

@@ -1,0 +1,1 @@
+"""How processes call each other, and what bounds a call."""

@@ -1,0 +1,115 @@
+"""From a ControlNet's configuration to its agent: loaded, measured, joined."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ray_cluster.config.arguments import ControlNetWorkerArguments
+from ray_cluster.config.sections.controlnets import ControlNetTuning
+from ray_cluster.engine.controlnets.bank import BankRow, ControlBank
+from ray_cluster.engine.controlnets.loading import load_bank
+from ray_cluster.engine.stages.warmup import device_name, prepare_threads
+from ray_cluster.policies.costs.cost_model import fitted_cost
+from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.dispatcher import DispatcherLink
+from ray_cluster.protocol.leases import Registration
+from ray_cluster.protocol.settings import WorkerSettings
+from ray_cluster.replica.controlnet.agent import ControlAgent
+from ray_cluster.replica.controlnet.server import ControlServer
+
+logger = logging.getLogger(__name__)
+
+_REPEATS = 5
+# side of the latents that it is measured with
+_LATENT_SIDE = 16
+_KEY = "measured"
+
+
+def build_control(
+    arguments: ControlNetWorkerArguments,
+    settings: WorkerSettings | None,
+    *,
+    replica_id: str,
+    node: str,
+    link: DispatcherLink,
+    clock: Callable[[], float],
+) -> ControlAgent:
+    """Load a ControlNet, measure it, and return its agent, not yet started.
+
+    Raises:
+        ConfigError, ModelUnsupported: see :func:`ray_cluster.engine.controlnets.loading.load_bank`.
+    """
+    started_s = clock()
+    given = arguments.controlnet
+    max_batch = ControlNetTuning().max_batch if settings is None else settings.max_batch
+    prepare_threads(given.num_threads)
+    device = torch.device(given.device)
+    bank = load_bank(given, device)
+    server = ControlServer(
+        given.name,
+        bank,
+        max_batch=max_batch,
+        clock=clock,
+        device=device,
+        num_threads=given.num_threads,
+    )
+    step_cost = server.call(lambda: measure_control(bank, max_batch=max_batch, clock=clock))
+    logger.info("ControlNet %s: a step %s", given.name, step_cost)
+    return ControlAgent(
+        Registration(
+            replica_id=replica_id,
+            profile=None,
+            max_in_flight=max_batch,
+            max_batch=max_batch,
+            step_cost=step_cost,
+            pool=given.name,
+            kind="control",
+            served_as=given.name,
+            device_type=device_name(device),
+            node=node,
+            load_s=clock() - started_s,
+            arguments=given.model_dump_json(),
+        ),
+        server,
+        link=link,
+        settings=settings,
+    )
+
+
+def measure_control(bank: ControlBank, *, max_batch: int, clock: Callable[[], float]) -> StepCost:
+    """Return what a step of a ControlNet costs, without guidance.
+
+    The fastest of several is fitted: what else the machine does only makes them slower.
+    """
+    executor, side = bank.executor, _LATENT_SIDE
+    size_px = side * executor.map_factor
+    conditioning = executor.blank_conditioning()
+    several = max(2, max_batch)
+    for index in range(several):
+        control_map = torch.from_numpy(np.zeros((size_px, size_px, 3), np.uint8))
+        bank.open(f"{_KEY}{index}", conditioning, control_map)
+    latents = torch.zeros(executor.num_channels, side, side)
+
+    def fastest_s(count: int) -> float:
+        rows = [BankRow(f"{_KEY}{index}", latents, 500.0) for index in range(count)]
+        found = []
+        for _ in range(1 + _REPEATS):
+            began_s = clock()
+            bank.compute(rows)
+            found.append(clock() - began_s)
+        return min(found[1:])
+
+    try:
+        return fitted_cost(
+            (size_px, size_px),
+            alone_s=fastest_s(1),
+            together_s=fastest_s(several),
+            num_together=several,
+        )
+    finally:
+        for index in range(several):
+            bank.close(f"{_KEY}{index}")

@@ -1,0 +1,1 @@
+"""The worker that makes images: leases in, images out."""

@@ -1,0 +1,189 @@
+"""From a pool's configuration to a replica's agent: model loaded and warmed up, parts joined."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+
+import torch
+
+from ray_cluster.config.arguments import WorkerArguments
+from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.config.sections.pools import DefaultsConfig, PoolConfig, PoolTuning
+from ray_cluster.config.settings import pool_config
+from ray_cluster.engine.batch.step_costs import StepCosts
+from ray_cluster.engine.controlnets.loading import load_bank
+from ray_cluster.engine.controlnets.local import LocalControls, SplitControls
+from ray_cluster.engine.device.gpu import number_format_here
+from ray_cluster.engine.files.folders import resolve_folder
+from ray_cluster.engine.files.weights import DTYPE_BY_NAME
+from ray_cluster.engine.models.loading import LoadedModel, load_model
+from ray_cluster.engine.stages.building import build_runner
+from ray_cluster.engine.stages.runner import EngineRunner
+from ray_cluster.engine.stages.warmup import device_name, prepare_threads, warm_up
+from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.imaging.processes.image_coder import ImageCoder
+from ray_cluster.models.local import model_digest
+from ray_cluster.models.prompt_tokens import digest_of
+from ray_cluster.policies.types import StepCost
+from ray_cluster.protocol.dispatcher import DispatcherLink
+from ray_cluster.protocol.leases import Registration
+from ray_cluster.protocol.settings import WorkerSettings
+from ray_cluster.replica.controlnet.client import RemoteControls
+from ray_cluster.replica.delivery import Delivery
+from ray_cluster.replica.denoise.agent import ReplicaAgent
+from ray_cluster.replica.denoise.gathering import ReplicaAddOns
+from ray_cluster.replica.denoise.lora_shelf import LoraShelf
+from ray_cluster.replica.denoise.sent_images import EditImages, reading_per_megapixel_s
+from ray_cluster.replica.lora_store.folder import LoraFolder
+from ray_cluster.replica.state_transfer import StateTransfer
+from ray_cluster.storage.blob_store import BlobStore
+from ray_cluster.storage.inputs import InputStore
+
+logger = logging.getLogger(__name__)
+
+_RETRY_S = 0.5
+# of a step that nobody has measured
+_UNKNOWN = StepCost(fixed_s=0.1, per_megapixel_s=1.0, source="modelled")
+
+
+async def first_settings(link: DispatcherLink, pool: str) -> WorkerSettings | None:
+    """Return what a replica of the pool starts with, as soon as a dispatcher answers."""
+    failures = 0
+    while True:
+        try:
+            return await link.pool_settings(pool)
+        except DispatcherUnavailable as error:
+            if failures == 0:
+                logger.warning("the settings are waited for: %s", error)
+            failures += 1
+            await asyncio.sleep(_RETRY_S)
+
+
+def started_pool(arguments: WorkerArguments, settings: WorkerSettings | None) -> PoolConfig:
+    """Return the configuration that a replica loads its model by.
+
+    A table of fewer steps is the gateways' alone: here is only what the model itself comes with.
+    """
+    if settings is None:
+        return pool_config(arguments.pool, None)
+    tuning = PoolTuning(
+        max_batch=settings.max_batch,
+        max_in_flight=settings.max_in_flight,
+        defaults=DefaultsConfig(**asdict(settings.defaults)),
+    )
+    return pool_config(arguments.pool, tuning)
+
+
+def build_agent(
+    arguments: WorkerArguments,
+    settings: WorkerSettings | None,
+    *,
+    replica_id: str,
+    node: str,
+    coder: ImageCoder,
+    link: DispatcherLink,
+    clock: Callable[[], float],
+    is_measured: bool = True,
+) -> ReplicaAgent:
+    """Load the model of a pool, warm it up, and return the agent, not yet started.
+
+    Args:
+        settings: what it starts with; None for the defaults.
+        is_measured: whether it makes some steps first; without, only requests tell what they cost.
+
+    Raises:
+        ConfigError, ModelUnsupported, MemoryRefused: see
+            :func:`ray_cluster.engine.models.loading.load_model`.
+    """
+    pool, storage, started_s = started_pool(arguments, settings), arguments.storage, clock()
+    prepare_threads(pool.num_threads)
+    model = load_model(pool)
+    digest = model_digest(resolve_folder(pool.model))
+    # a power failure may take a state: its request begins again
+    states = StateTransfer(BlobStore(storage.states, is_durable=False), model_digest=digest)
+    inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
+    is_on_cpu = model.executor.device.type == "cpu"
+    costs = StepCosts(clock=clock, busy_clock=time.thread_time if is_on_cpu else None)
+    remote = RemoteControls(clock=clock)
+    local = _local_controls(arguments, pool, model.executor.device)
+    runner = build_runner(
+        model,
+        pool,
+        clock=clock,
+        costs=costs,
+        sink=states.writer,
+        controls=SplitControls(local, remote, frozenset(local.names)) if local.names else remote,
+        merges=arguments.loras.merges,
+    )
+    step_cost = _measured(runner, pool, coder, clock, local) if is_measured else _UNKNOWN
+    costs.begin(step_cost)
+    logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
+    return ReplicaAgent(
+        replace(
+            _registration(arguments, pool, model, step_cost),
+            replica_id=replica_id,
+            node=node,
+            load_s=clock() - started_s,
+            model_digest=digest,
+        ),
+        runner=runner,
+        delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
+        states=states,
+        add_ons=ReplicaAddOns(_shelf(runner.model, arguments.loras), remote),
+        link=link,
+        clock=clock,
+        settings=settings,
+    )
+
+
+def _registration(
+    arguments: WorkerArguments, pool: PoolConfig, model: LoadedModel, step_cost: StepCost
+) -> Registration:
+    """Return what a replica of the pool is, but for its own name, node, files and loading time."""
+    tokenizers = model.encoder.tokenizers
+    return Registration(
+        replica_id="",
+        profile=replace(model.profile, prompt_digest=digest_of(tokenizers)),
+        max_in_flight=pool.max_in_flight,
+        max_batch=pool.max_batch,
+        step_cost=step_cost,
+        pool=pool.name,
+        device_type=device_name(model.executor.device),
+        arguments=arguments.pool.model_dump_json(),
+        prompt_tokenizers=tokenizers,
+    )
+
+
+def _shelf(model: LoadedModel, given: LoraArguments) -> LoraShelf:
+    return LoraShelf(model, LoraFolder(given), max_bytes=given.max_held_bytes)
+
+
+def _local_controls(
+    arguments: WorkerArguments, pool: PoolConfig, device: torch.device
+) -> LocalControls:
+    """Return the ControlNets of this process, loaded in the number format of their base."""
+    dtype = DTYPE_BY_NAME[number_format_here(pool)]
+    return LocalControls({one.name: load_bank(one, device, dtype) for one in arguments.controlnets})
+
+
+def _measured(
+    runner: EngineRunner,
+    pool: PoolConfig,
+    coder: ImageCoder,
+    clock: Callable[[], float],
+    controls: LocalControls,
+) -> StepCost:
+    """Return what steps of a pool's model cost here, and what comes before them."""
+    cost = warm_up(
+        runner.model,
+        max_batch=pool.max_batch,
+        clock=clock,
+        call=runner.call,
+        controls=controls,
+    )
+    encode_s = cost.encode_per_megapixel_s + reading_per_megapixel_s(coder, clock)
+    return replace(cost, encode_per_megapixel_s=encode_s)

@@ -1,0 +1,1 @@
+"""The store of LoRAs of a node: fetched, verified, converted, kept."""

@@ -1,0 +1,1 @@
+"""Experiments on cascades over a day."""

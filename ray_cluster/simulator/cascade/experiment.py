@@ -1,0 +1,338 @@
+"""Experiment files of the kind ``cascade``: a light model before a heavy one, over a day.
+
+Without further keys DiffServe's setting (section 4.1): SD-Turbo and SD1.5 on 16 A100, a day of 4 to
+32 requests per second in 350 s, deadlines of 5 s. Dropped and late requests are violations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self
+
+import numpy as np
+from pydantic import Field, model_validator
+
+from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
+from ray_cluster.policies.costs.latency import LatencyProfile
+from ray_cluster.policies.planning.fleet import (
+    CascadeSpec,
+    DeviceSpec,
+    Fleet,
+    PoolSpec,
+    ServiceSpec,
+)
+from ray_cluster.policies.planning.plan import Plan, PoolPlan
+from ray_cluster.policies.planning.planner import Planner
+from ray_cluster.simulator.arrivals import Floats, daily_rate, draw_arrivals
+from ray_cluster.simulator.cascade.files import CascadeFiles, Replay, read_files
+from ray_cluster.simulator.cascade.policies import CASCADE_POLICIES
+from ray_cluster.simulator.control.batch_tables import image_options
+from ray_cluster.simulator.control.course import Course
+from ray_cluster.simulator.control.experiment import (
+    Column,
+    ControlExperiment,
+    ControlRun,
+    GapCv,
+    LoadSeconds,
+    PeriodSeconds,
+    Rate,
+    Seconds,
+    check_day,
+)
+from ray_cluster.simulator.control.requests import SimulatedRequest
+from ray_cluster.simulator.experiment import IN_TRACE
+from ray_cluster.simulator.reports import Line
+
+SERVICE = "images"
+_MOST_BINS = 100_000
+_VIOLATIONS = Column("violations", "violations, %", 100, 2)
+_COURSE = (
+    Column("deferral", "deferred, %", 100, 1),
+    Column("kept", "kept, %", 100, 2),
+    Column("num_plan_changes", "changes", 1, 1),
+)
+# what else rows have, beside the quality
+_TAKEN = (*(one.key for one in (_VIOLATIONS, *_COURSE)), "num_requests", "policy", "settings")
+# drawn instead of replayed
+_OF_DAYS = ("low_per_s", "high_per_s", "duration_s", "cvs")
+
+
+class CascadeExperiment(ControlExperiment):
+    """What is simulated.
+
+    Its figures are `violations` (share of the requests that were dropped or late), `deferral` (time
+    mean of the heavy model's share of the answers), the quality by its name, such as `fid` (of the
+    curve at that mean; for random routing, on the line between its ends), the same over time (mean
+    of the curve's values at every bin's share), `kept` (share of the answers that are light for
+    want of time) and `num_plan_changes` (rounds that started or stopped replicas).
+    """
+
+    POLICIES = CASCADE_POLICIES
+    TRADE_OFF: ClassVar[tuple[str, str]] = ("quality", "quality against violations")
+    BARS = "how many GPUs have which model"
+    STREAM = 3
+
+    kind: Literal["cascade"]
+    num_gpus: int = Field(16, ge=2, le=1024)
+    low_per_s: Rate = 4.0
+    high_per_s: Rate = 32.0
+    duration_s: Seconds = 350.0
+    cvs: tuple[GapCv, ...] = Field(
+        (1.1, 1.3, 1.5), min_length=1, description="a seed takes the one at its remainder"
+    )
+    slo_s: Seconds = 5.0
+    period_s: PeriodSeconds = 2.0
+    load_s: LoadSeconds = 0.0
+    num_scorers: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="replicas that score images, beside the GPUs; light replicas do it if empty",
+    )
+    light_profile: str = "sd-turbo-a100"
+    heavy_profile: str = "sd15-a100"
+    curves: str = Field(
+        "diffserve-1", min_length=1, description="deferral and quality, by their name or file"
+    )
+    trace: str | None = Field(None, min_length=1, description="beside the file: replayed instead")
+    bin_s: float = Field(5.0, ge=0.1, le=86400, description="of the time means")
+    confidence_power: float = Field(
+        1.0,
+        gt=0,
+        le=100,
+        description="real confidences are the curve's to this power; above 1 prompts are harder "
+        "than was known beforehand",
+    )
+
+    @model_validator(mode="after")
+    def _check_requests(self) -> CascadeExperiment:
+        if self.trace is not None:
+            self._refuse(_OF_DAYS, IN_TRACE)
+            return self
+        check_day(self.low_per_s, self.high_per_s, self.duration_s)
+        self._check_length()
+        return self
+
+    def _check_length(self) -> None:
+        if self.arrivals_span_s > _MOST_BINS * self.bin_s:
+            raise ValueError(
+                f"bin_s: given {self.bin_s:g}; allowed: at least the seconds of arrivals over "
+                f"{_MOST_BINS:,}, {self.arrivals_span_s / _MOST_BINS:g}"
+            )
+        self.check_rounds()
+
+    def located(self, folder: Path) -> Self:
+        """Return the experiment of a file in the folder; reads a trace, to know how long it is.
+
+        Raises:
+            ConfigError: a file can't be read.
+            ValueError: the trace is too long.
+        """
+        located = super().located(folder)
+        located.__dict__.pop("files", None)
+        if located.trace is not None:
+            located._check_length()
+        return located
+
+    @cached_property
+    def files(self) -> CascadeFiles:
+        """What it names, read once; errors as of :func:`read_files`."""
+        return read_files(
+            self._folder,
+            light=self.light_profile,
+            heavy=self.heavy_profile,
+            curves=self.curves,
+            trace=self.trace,
+        )
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Figures of every run."""
+        one = self.files.quality
+        over_time = replace(one, key=f"{one.key}_over_time", title=f"{one.title} over time")
+        return (_VIOLATIONS, one, over_time, *_COURSE)
+
+    @property
+    def words(self) -> str:
+        """What they mean."""
+        name, better = self.files.quality.title, self.files.better
+        return (
+            f"Dropped and late requests are violations. {name} ({better} is better) is that of "
+            f"the curves {self.curves} at the mean deferral, {name} over time the mean of their "
+            "values at the deferrals of every bin. Kept are light answers that should have been "
+            "deferred: below the plan's threshold, for allocation below that of idle heavy models, "
+            "too; changes are rounds that start or stop replicas."
+        )
+
+    @property
+    def axes(self) -> tuple[Column, Column]:
+        """What the plot of all policies shows."""
+        return _VIOLATIONS, self.files.quality_axis
+
+    @property
+    def arrivals_span_s(self) -> float:
+        """Seconds from the beginning until the last arrival."""
+        return self.duration_s if self.trace is None else self._replay.duration_s
+
+    @property
+    def peak_per_s(self) -> float:
+        """The highest rate: by day, or in the busiest 24th of a trace."""
+        return self.high_per_s if self.trace is None else self._replay.peak_per_s(self.bin_s)
+
+    @property
+    def mean_per_s(self) -> float:
+        """The rate over all arrivals."""
+        if self.trace is None:
+            return (self.low_per_s + self.high_per_s) / 2
+        return self._replay.mean_per_s(self.bin_s)
+
+    @property
+    def _replay(self) -> Replay:
+        assert self.files.replay is not None, "there is no trace"
+        return self.files.replay
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first request until all deadlines have passed."""
+        return self.arrivals_span_s + 2 * self.slo_s
+
+    @property
+    def bin_width_s(self) -> float:
+        """Of the counts over time."""
+        return self.bin_s
+
+    @property
+    def profiles(self) -> tuple[LatencyProfile, LatencyProfile]:
+        """Of the light model and of the heavy one."""
+        return self.files.light, self.files.heavy
+
+    @property
+    def gpus_by_type(self) -> dict[str, int]:
+        """All are of one type."""
+        return {self.files.device: self.num_gpus}
+
+    def fleet(self) -> Fleet:
+        """Pools and the service, from the profiles.
+
+        Raises:
+            ConfigError: a file can't be read.
+            ValueError: it lacks what a cascade needs, or the deadline is too short for one.
+        """
+        light, heavy = self.profiles
+        curves, quality = self.files.curves, self.files.quality
+        if quality.key in _TAKEN:
+            raise ValueError(
+                f"curves: given {quality.title!r} as the quality's name; allowed: any that does "
+                f"not read like one of {', '.join(_TAKEN)}"
+            )
+        pools = (self._pool("light", light), self._pool("heavy", heavy))
+        discriminate = light.of("discriminate")
+        if not discriminate or light.model == heavy.model:
+            raise ValueError(
+                f"light_profile: given {self.light_profile!r}; allowed: profiles with a row of "
+                f"discriminate, of another model than {heavy.model}"
+            )
+        least_s = discriminate[0].seconds + sum(one.options[0].seconds for one in pools)
+        if self.slo_s < least_s:
+            raise ValueError(
+                f"slo_s: given {self.slo_s:g}; allowed: at least {least_s:.2f}, for an image of "
+                "each model and its confidence"
+            )
+        cascade = CascadeSpec(
+            heavy.model,
+            curves.quality,
+            curves.deferral,
+            discriminate[0].seconds,
+            self.num_scorers,
+        )
+        service = ServiceSpec(SERVICE, light.model, self.slo_s, cascade)
+        return Fleet((DeviceSpec(self.files.device, price=0),), pools, (service,))
+
+    def _pool(self, name: str, profile: LatencyProfile) -> PoolSpec:
+        try:
+            options = image_options(profile, self.batching_gain)
+        except ValueError as error:
+            raise ValueError(f"{name}_profile: {error}") from None
+        return PoolSpec(name, profile.model, profile.device, options, load_s=self.load_s)
+
+    def requests(self, seed: int) -> list[SimulatedRequest]:
+        """The requests of a seed."""
+        instants, confidences, coins = (np.random.default_rng([seed, n]) for n in range(3))
+        arrivals = self._arrivals(seed, instants)
+        uniform = confidences.random(len(arrivals))
+        curve = self.files.curves.deferral
+        real = np.interp(uniform, curve.rates, curve.thresholds)
+        real = real**self.confidence_power
+        flips = coins.random(len(arrivals))
+        return [
+            SimulatedRequest(number, SERVICE, at_s, at_s + self.slo_s, confidence, coin)
+            for number, (at_s, confidence, coin) in enumerate(
+                zip(arrivals.tolist(), real.tolist(), flips.tolist(), strict=True)
+            )
+        ]
+
+    def _arrivals(self, seed: int, rng: np.random.Generator) -> Floats:
+        if self.trace is not None:
+            return self._replay.instants_s
+        curve = daily_rate(self.low_per_s, self.high_per_s, self.duration_s)
+        return draw_arrivals(curve, rng, cv=self.cvs[seed % len(self.cvs)])
+
+    def initial(self, planner: Planner[Any]) -> Plan:
+        """Replicas for the peak by the published sums, or those of a plan that never changes."""
+        if isinstance(planner, FixedPlanner):
+            return planner.fixed
+        light, heavy = self.fleet().pools
+        num_light = max(1, round(self.num_gpus / 8))
+        return Plan(
+            (
+                PoolPlan("light", num_light, max_batch=self._first_batch(light, 16)),
+                PoolPlan("heavy", self.num_gpus - num_light, max_batch=self._first_batch(heavy, 4)),
+            )
+        )
+
+    def _first_batch(self, pool: PoolSpec, most: int) -> int:
+        """The largest batch of the pool's table that is in time, up to the published one."""
+        options = [one for one in pool.options if one.seconds <= self.slo_s]
+        return max(one.batch for one in options if one.batch <= max(most, options[0].batch))
+
+    def figures_of(self, run: ControlRun) -> dict[str, float]:
+        """See the class."""
+        course = run.course
+        shares = course.heavy_shares[course.answered > 0]
+        # without answers, quality is that of the light model
+        deferral = float(shares.mean()) if len(shares) else 0.0
+        plan = run.rounds[-1].report.plan
+        is_random = any(one.routing == "random" for one in plan.cascades)
+        scores = [
+            self.files.score(one, is_random=is_random)
+            for one in (deferral, *(shares.tolist() or [0.0]))
+        ]
+        key = self.files.quality.key
+        num_kept = sum(one.kept for one in run.outcomes)
+        num_on_time = sum(one.on_time for one in run.outcomes)
+        return {
+            "violations": 1 - num_on_time / max(1, len(run.requests)),
+            "deferral": deferral,
+            key: scores[0],
+            f"{key}_over_time": float(np.mean(scores[1:])),
+            "kept": num_kept / max(1, int(course.answered.sum())),
+            "num_plan_changes": run.num_plan_changes,
+            "num_requests": len(run.requests),
+        }
+
+    def panels(self, courses: Mapping[str, Course]) -> dict[str, dict[str, Line]]:
+        """Requests of the first policy's run, and what became of them under each."""
+        first = courses[self.policies[0]]
+        return {
+            "requests per second": {"requests": first.requests_per_s[SERVICE]},
+            "deferred, %": {
+                name: one.by_bin(100 * one.heavy_shares) for name, one in courses.items()
+            },
+            "violations, %": {
+                name: one.by_bin(100 * one.missed_shares) for name, one in courses.items()
+            },
+            "images waiting": {name: one.waiting for name, one in courses.items()},
+        }

@@ -1,0 +1,1 @@
+"""Experiments on replicas of one device each."""

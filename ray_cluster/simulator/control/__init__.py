@@ -1,0 +1,1 @@
+"""Experiments with a control loop on a simulated cluster."""

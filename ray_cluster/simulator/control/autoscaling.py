@@ -1,0 +1,342 @@
+"""Experiment files of the kind ``autoscaling``: models alone, over a day with failures and loads.
+
+What counts is how many requests are in time, for how many GPU-hours, with how many changes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from ray_cluster.models.profiles import load_profile
+from ray_cluster.policies.allocation.allocation import allocate
+from ray_cluster.policies.allocation.problem import BatchOption
+from ray_cluster.policies.baselines.ongoing_requests import OngoingRequestsPlanner
+from ray_cluster.policies.costs.latency import LatencyProfile
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.demand import DemandSmoothing, quantile_per_s
+from ray_cluster.policies.planning.fleet import DeviceSpec, Fleet, PoolSpec, ServiceSpec
+from ray_cluster.policies.planning.plan import Plan, PoolPlan
+from ray_cluster.policies.planning.planner import AllocationPlanner, Memory, Planner
+from ray_cluster.simulator.arrivals import RateCurve, daily_rate, draw_arrivals
+from ray_cluster.simulator.control.batch_tables import image_options, step_options
+from ray_cluster.simulator.control.course import Course
+from ray_cluster.simulator.control.experiment import (
+    Column,
+    ControlExperiment,
+    ControlPolicy,
+    ControlRun,
+    GapCv,
+    LoadSeconds,
+    PeriodSeconds,
+    Rate,
+    Seconds,
+    begin_of,
+    check_day,
+)
+from ray_cluster.simulator.control.requests import SimulatedRequest
+from ray_cluster.simulator.control.scaling import Faults
+from ray_cluster.simulator.reports import Line
+
+_ATTAINMENT = Column("attainment", "on time, %", 100, 2)
+_HOURS = Column("gpu_hours", "GPU-hours", 1, 1)
+
+
+class Workload(BaseModel):
+    """Requests of one service over the day, and the GPUs that it has for itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    service: str = Field(min_length=1, pattern=r"^[a-z0-9-]+$")
+    profile: str = Field(description="a latency profile, by its name or path")
+    steps: int | None = Field(None, ge=1, le=1000, description="of an image; for profiles of steps")
+    side_px: int = Field(1024, ge=8, le=16384, description="of an image; for profiles of steps")
+    low_per_s: Rate
+    high_per_s: Rate
+    slo_s: Seconds
+    num_gpus: int = Field(ge=1, le=1024)
+    num_initial: int = Field(1, ge=1, le=1024, description="replicas when the day begins")
+    max_batch: int = Field(4, ge=1, le=1024, description="of policies that choose none")
+    price: int = Field(1, ge=0, le=1000, description="of a GPU")
+
+    @model_validator(mode="after")
+    def _check_initial(self) -> Workload:
+        if self.num_initial > self.num_gpus:
+            raise ValueError(
+                f"num_initial must be at most num_gpus, {self.num_gpus}; given {self.num_initial}"
+            )
+        return self
+
+    @property
+    def device(self) -> str:
+        """Each service has GPUs of its own, whatever their type is called."""
+        return f"{self.service} {load_profile(self.profile).device}"
+
+    def options(self, batching_gain: float) -> tuple[BatchOption, ...]:
+        """Return the batches of its profile; ValueError if there are none, or not of the size."""
+        profile = load_profile(self.profile)
+        if self.steps is None:
+            found = image_options(profile, batching_gain)
+        else:
+            found = step_options(
+                profile, steps=self.steps, side_px=self.side_px, batching_gain=batching_gain
+            )
+        if self.max_batch > found[-1].batch:
+            raise ValueError(
+                f"max_batch must be at most {found[-1].batch}, the largest of {self.profile}; "
+                f"given {self.max_batch}"
+            )
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class ClairvoyantPlanner:
+    """An allocation that knows all rates beforehand, though no single arrival and no failure.
+
+    It plans for the highest rate until a replica started next would have loaded.
+    """
+
+    planner: AllocationPlanner
+    experiment: AutoscalingExperiment
+
+    def begin(self, state: ClusterState) -> Memory:
+        """Return what the planner remembers."""
+        return self.planner.begin(state)
+
+    def plan(self, state: ClusterState, memory: Memory) -> tuple[Plan, Memory]:
+        """Return the plan for the rates to come."""
+        experiment, planner = self.experiment, self.planner
+        problem = planner.problem(state, memory)
+        ahead_s = experiment.load_s + 2 * experiment.period_s
+        times_s = state.now_s - begin_of(experiment) + np.linspace(0.0, ahead_s, 20)
+        services = []
+        for service, one in zip(problem.services, experiment.workloads, strict=True):
+            peak = float(experiment.curve(one).at(times_s).max())
+            demand, surge = (
+                quantile_per_s(peak, experiment.cv**2, one.slo_s, quantile) / planner.utilisation
+                for quantile in (planner.demand_quantile, planner.surge_quantile)
+            )
+            services.append(replace(service, demand_per_s=demand, surge_per_s=surge))
+        found = allocate(replace(problem, services=tuple(services)))
+        pools = tuple(PoolPlan(one.name, one.num_replicas, one.max_batch) for one in found.sizes)
+        return Plan(pools, infeasible=found.infeasible), memory
+
+
+def _allocation(fleet: Fleet, _: AutoscalingExperiment, **settings: float) -> AllocationPlanner:
+    smoothing = DemandSmoothing(level_s=30, slope_s=90, dispersion_s=300, peak_s=120)
+    return AllocationPlanner(fleet, smoothing=smoothing, **settings)  # type: ignore[arg-type]
+
+
+def _ongoing(
+    fleet: Fleet, experiment: AutoscalingExperiment, **settings: float
+) -> OngoingRequestsPlanner:
+    return OngoingRequestsPlanner(
+        fleet,
+        tuple((one.service, one.max_batch) for one in experiment.workloads),
+        max_replicas=max(one.num_gpus for one in experiment.workloads),
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+def _clairvoyant(
+    fleet: Fleet, experiment: AutoscalingExperiment, **settings: float
+) -> ClairvoyantPlanner:
+    return ClairvoyantPlanner(_allocation(fleet, experiment, **settings), experiment)
+
+
+class AutoscalingExperiment(ControlExperiment):
+    """What is simulated: a day squeezed into two hours, so that loads and failures weigh more.
+
+    Its figures are `attainment` (share of all requests in time), `worst` (of the service whose
+    share is lowest), `gpu_hours` (for which GPUs were held, loading or serving), `num_plan_changes`
+    (rounds that started or stopped replicas) and `num_starts` (replicas that rounds added).
+    """
+
+    POLICIES = (
+        ControlPolicy("allocation", {"utilisation": 0.9, "surge_quantile": 0.95}, _allocation),
+        ControlPolicy(
+            "ongoing-requests",
+            {
+                "target_ongoing_requests": 2.0,
+                "upscale_delay_s": 30.0,
+                "downscale_delay_s": 600.0,
+            },
+            _ongoing,
+        ),
+        ControlPolicy("clairvoyant", {"utilisation": 0.9, "surge_quantile": 0.95}, _clairvoyant),
+    )
+    TRADE_OFF: ClassVar[tuple[str, str]] = ("cost", "requests on time against GPU-hours")
+    BARS = "how many GPUs serve, load or are broken"
+    STREAM = 9
+
+    kind: Literal["autoscaling"]
+    # a tenth would share its random numbers with failures
+    workloads: tuple[Workload, ...] = Field(min_length=1, max_length=9)
+    duration_s: Seconds = 7200.0
+    cv: GapCv = 1.3
+    period_s: PeriodSeconds = 10.0
+    load_s: LoadSeconds = 40.0
+    dwell_s: float = Field(
+        120.0, ge=0, le=86400, description="age below which a replica counts as young"
+    )
+    failure_every_s: Seconds | None = Field(
+        3600.0, ge=10, description="of one GPU that is held, on average; none fails if empty"
+    )
+    repair_s: Seconds = 120.0
+
+    @model_validator(mode="after")
+    def _check_workloads(self) -> AutoscalingExperiment:
+        names = [one.service for one in self.workloads]
+        if len(set(names)) < len(names):
+            raise ValueError(f"services must differ from each other; given {', '.join(names)}")
+        for one in self.workloads:
+            try:
+                check_day(one.low_per_s, one.high_per_s, self.duration_s)
+            except ValueError as error:
+                raise ValueError(f"the workload {one.service}: {error}") from None
+        self.check_rounds()
+        return self
+
+    @property
+    def columns(self) -> tuple[Column, ...]:
+        """Figures of every run."""
+        return (
+            _ATTAINMENT,
+            Column("worst", "worst service, %", 100, 2),
+            _HOURS,
+            Column("num_plan_changes", "changes", 1, 1),
+            Column("num_starts", "starts", 1, 1),
+        )
+
+    @property
+    def words(self) -> str:
+        """What they mean."""
+        return (
+            "What is dropped or late is not on time. A GPU counts as long as it is held, loading "
+            "or serving. Changes are rounds that start or stop replicas, starts the replicas that "
+            "they add."
+        )
+
+    @property
+    def axes(self) -> tuple[Column, Column]:
+        """What the plot of all policies shows."""
+        return _HOURS, _ATTAINMENT
+
+    @property
+    def span_s(self) -> float:
+        """Seconds from the first request until all deadlines have passed."""
+        return self.duration_s + max(60.0, *(2 * one.slo_s for one in self.workloads))
+
+    @property
+    def faults(self) -> Faults | None:
+        """How often GPUs fail; None for never."""
+        if self.failure_every_s is None:
+            return None
+        return Faults(mean_s_between=self.failure_every_s, repair_s=self.repair_s)
+
+    @property
+    def young_s(self) -> float:
+        """Age below which a replica counts as young."""
+        return self.dwell_s
+
+    @property
+    def profiles(self) -> tuple[LatencyProfile, ...]:
+        """Of each service."""
+        return tuple(load_profile(one.profile) for one in self.workloads)
+
+    @property
+    def gpus_by_type(self) -> dict[str, int]:
+        """How many each service has."""
+        return {one.device: one.num_gpus for one in self.workloads}
+
+    def fleet(self) -> Fleet:
+        """Pools and services, from the profiles.
+
+        Raises:
+            ConfigError: a profile can't be read.
+            ValueError: it lacks such images, or a deadline is too short for one.
+        """
+        return Fleet(
+            tuple(DeviceSpec(one.device, price=one.price) for one in self.workloads),
+            tuple(self._pool(one) for one in self.workloads),
+            tuple(ServiceSpec(one.service, one.service, one.slo_s) for one in self.workloads),
+        )
+
+    def _pool(self, one: Workload) -> PoolSpec:
+        try:
+            options = one.options(self.batching_gain)
+        except ValueError as error:
+            raise ValueError(f"the workload {one.service}: {error}") from None
+        if one.slo_s < options[0].seconds:
+            raise ValueError(
+                f"the workload {one.service}: slo_s: given {one.slo_s:g}; allowed: at least "
+                f"{options[0].seconds:.2f}, for an image alone"
+            )
+        return PoolSpec(one.service, one.service, one.device, options, load_s=self.load_s)
+
+    def curve(self, workload: Workload) -> RateCurve:
+        """A service's rate over the day."""
+        return daily_rate(workload.low_per_s, workload.high_per_s, self.duration_s)
+
+    def requests(self, seed: int) -> list[SimulatedRequest]:
+        """The requests of a seed, in the order of arrival."""
+        found = []
+        for stream, one in enumerate(self.workloads):
+            rng = np.random.default_rng([seed, stream])
+            arrivals = draw_arrivals(self.curve(one), rng, cv=self.cv)
+            found += [(at_s, one.service, one.slo_s) for at_s in arrivals.tolist()]
+        return [
+            SimulatedRequest(number, service, at_s, at_s + slo_s, confidence=1.0, coin=0.0)
+            for number, (at_s, service, slo_s) in enumerate(sorted(found))
+        ]
+
+    def initial(self, _planner: Planner[Any]) -> Plan:
+        """The replicas that the file says."""
+        return Plan(
+            tuple(PoolPlan(one.service, one.num_initial, one.max_batch) for one in self.workloads)
+        )
+
+    def figures_of(self, run: ControlRun) -> dict[str, float]:
+        """See the class."""
+        num_by_service = Counter(one.service for one in run.requests)
+        on_time = Counter(one.service for one in run.outcomes if one.on_time)
+        actions = [one.report.actions for one in run.rounds if one.report.actions]
+        starts = [start for one in actions for start in one.starts]
+        shares = [on_time[name] / num for name, num in num_by_service.items()]
+        return {
+            "attainment": on_time.total() / max(1, len(run.requests)),
+            "worst": min(shares, default=0.0),
+            "gpu_hours": run.gpu_hours,
+            "num_plan_changes": run.num_plan_changes,
+            "num_starts": sum(one.num_after - one.num_before for one in starts),
+            "num_requests": len(run.requests),
+        }
+
+    def panels(self, courses: Mapping[str, Course]) -> dict[str, dict[str, Line]]:
+        """Requests of the first policy's run, and the replicas of each policy."""
+
+        def ready(course: Course, pool: str) -> Line:
+            return course.by_round(lambda state: state.pool(pool).num_ready)
+
+        def loading(course: Course) -> Line:
+            return course.by_round(lambda state: sum(one.num_loading for one in state.pools))
+
+        return {
+            "requests per second": courses[self.policies[0]].requests_per_s,
+            **{
+                f"{one.service}: ready": {
+                    name: ready(course, one.service) for name, course in courses.items()
+                }
+                for one in self.workloads
+            },
+            "loading": {name: loading(course) for name, course in courses.items()},
+            "images waiting": {name: course.waiting for name, course in courses.items()},
+            "not on time, %": {
+                name: one.by_bin(100 * one.missed_shares) for name, one in courses.items()
+            },
+        }

@@ -1,0 +1,105 @@
+"""What a run of a control loop was like over time: requests by bin, and the state at each round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.simulator.arrivals import Floats
+from ray_cluster.simulator.control.requests import SimulatedOutcome, SimulatedRequest
+from ray_cluster.simulator.reports import Line
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """One run; requests are counted in the bin of their arrival.
+
+    Attributes:
+        bin_s: width of a bin.
+        arrived: requests [B], by service.
+        on_time: of all services [B].
+        answered: requests that got an image, late or not [B].
+        heavy: of these, the heavy model's [B].
+        states: at every round; instants count from the beginning of the run.
+    """
+
+    bin_s: float
+    arrived: Mapping[str, Floats]
+    on_time: Floats
+    answered: Floats
+    heavy: Floats
+    states: tuple[ClusterState, ...]
+
+    @property
+    def missed_shares(self) -> Floats:
+        """Of the requests [B]; not a number where there were none."""
+        return 1 - _shares(self.on_time, np.sum(list(self.arrived.values()), axis=0))
+
+    @property
+    def heavy_shares(self) -> Floats:
+        """Of the answers [B]; not a number where there were none."""
+        return _shares(self.heavy, self.answered)
+
+    def by_bin(self, values: Floats) -> Line:
+        """Return values [B] over time."""
+        begins_s = [self.bin_s * number for number in range(len(values))]
+        return Line(begins_s, values.tolist())
+
+    def by_round(self, value: Callable[[ClusterState], float]) -> Line:
+        """Return a figure of the states over time."""
+        return Line([one.now_s for one in self.states], [value(one) for one in self.states])
+
+    @property
+    def requests_per_s(self) -> dict[str, Line]:
+        """By service, over time."""
+        return {name: self.by_bin(counts / self.bin_s) for name, counts in self.arrived.items()}
+
+    @property
+    def waiting(self) -> Line:
+        """Images in no batch, of all models, over time."""
+        return self.by_round(lambda state: sum(one.num_waiting for one in state.models))
+
+
+def course_of(
+    requests: Sequence[SimulatedRequest],
+    outcomes: Sequence[SimulatedOutcome],
+    states: Sequence[ClusterState],
+    *,
+    begin_s: float,
+    bin_s: float,
+) -> Course:
+    """Return the course of a run that began at an instant of the clock.
+
+    Requests without an outcome are late.
+    """
+    last_s = max((one.arrival_s for one in requests), default=begin_s)
+    num_bins = int((last_s - begin_s) // bin_s) + 1
+
+    def counts(some: Sequence[SimulatedRequest | SimulatedOutcome]) -> Floats:
+        bins = [int((one.arrival_s - begin_s) // bin_s) for one in some]
+        return np.bincount(np.array(bins, dtype=int), minlength=num_bins).astype(float)
+
+    answered = [one for one in outcomes if one.answer != "dropped"]
+    services = dict.fromkeys(one.service for one in requests)
+    return Course(
+        bin_s,
+        {name: counts([one for one in requests if one.service == name]) for name in services},
+        counts([one for one in outcomes if one.on_time]),
+        counts(answered),
+        counts([one for one in answered if one.answer == "heavy"]),
+        tuple(_trimmed(one, begin_s) for one in states),
+    )
+
+
+def _trimmed(state: ClusterState, begin_s: float) -> ClusterState:
+    """Without confidences, of which there are many."""
+    services = tuple(replace(one, confidences=()) for one in state.services)
+    return replace(state, now_s=state.now_s - begin_s, services=services)
+
+
+def _shares(some: Floats, of: Floats) -> Floats:
+    shares: Floats = np.divide(some, of, out=np.full(len(of), np.nan), where=of > 0)
+    return shares

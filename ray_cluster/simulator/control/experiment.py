@@ -1,0 +1,363 @@
+"""Experiments with a control loop: what their files and policies have in common, and one run."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
+
+import numpy as np
+from pydantic import Field, PrivateAttr
+
+from ray_cluster.control.loop import ControlLoop, RoundReport
+from ray_cluster.policies.costs.latency import LatencyProfile
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.fleet import Fleet
+from ray_cluster.policies.planning.plan import Plan, planned_settings_of
+from ray_cluster.policies.planning.planner import Planner
+from ray_cluster.simulator.control.cluster import SimulatedCluster
+from ray_cluster.simulator.control.course import Course, course_of
+from ray_cluster.simulator.control.requests import SimulatedOutcome, SimulatedRequest
+from ray_cluster.simulator.control.scaling import Faults
+from ray_cluster.simulator.events import EventQueue
+from ray_cluster.simulator.experiment import MOST_REQUESTS, Experiment, load_choices
+from ray_cluster.simulator.reports import Line
+from ray_cluster.simulator.results import Row
+
+COMMAND = "python -m benchmarks.policies.tune"
+_MOST_ROUNDS = 100_000
+# with fewer expected a seed may have none at all
+_FEWEST_REQUESTS = 50
+
+Rate = Annotated[float, Field(gt=0, le=1e6)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86400)]
+PeriodSeconds = Annotated[
+    float, Field(ge=0.1, le=3600, description="from one round of planning to the next")
+]
+LoadSeconds = Annotated[float, Field(ge=0, le=3600, description="until a replica serves")]
+GapCv = Annotated[float, Field(ge=0, le=3, description="of the gaps between arrivals")]
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A figure of every run.
+
+    Attributes:
+        key: in rows and in JSON.
+        title: in tables and plots.
+        factor: from the row's unit to the title's.
+        digits: decimals.
+    """
+
+    key: str
+    title: str
+    factor: float = 1.0
+    digits: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ControlPolicy:
+    """A policy by its name.
+
+    Attributes:
+        defaults: settings where an experiment names no file of choices.
+        build: makes the planner; called with the fleet, the experiment and the settings.
+    """
+
+    name: str
+    defaults: Mapping[str, float]
+    build: Callable[..., Planner[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class TunedSettings:
+    """Settings of a policy for experiments of a kind, found by a search or its defaults."""
+
+    kind: str
+    policy: str
+    settings: Mapping[str, float]
+    chosen_by: Literal["search", "default"]
+
+
+class Round(NamedTuple):
+    """One round of the control loop: the state that it saw, and what it did."""
+
+    state: ClusterState
+    report: RoundReport
+
+
+class ControlRun(NamedTuple):
+    """Everything that happened in one run; GPU-hours are those held, loading or serving."""
+
+    requests: Sequence[SimulatedRequest]
+    outcomes: Sequence[SimulatedOutcome]
+    rounds: Sequence[Round]
+    course: Course
+    gpu_hours: float
+
+    @property
+    def num_plan_changes(self) -> int:
+        """Rounds that started or stopped replicas."""
+        return sum(bool(one.report.actions and one.report.actions.scales) for one in self.rounds)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlRow(Row):
+    """What one run found, with its course over time."""
+
+    course: Course | None = None
+
+
+class ControlExperiment(Experiment):
+    """What every experiment with a control loop says, and what each kind of them adds.
+
+    Attributes:
+        POLICIES: that can be compared.
+        TRADE_OFF: name and title of the plot of all policies.
+        BARS: what the timeline's bars stand for.
+        STREAM: of a seed, the stream of random numbers of the cluster.
+    """
+
+    POLICIES: ClassVar[tuple[ControlPolicy, ...]]
+    TRADE_OFF: ClassVar[tuple[str, str]]
+    BARS: ClassVar[str]
+    STREAM: ClassVar[int]
+
+    choices: Path | None = Field(None, description="settings of the policies, beside the file")
+    duration_s: Seconds
+    period_s: PeriodSeconds
+    load_s: LoadSeconds
+    noise_cv: float = Field(
+        0.03, ge=0, le=1, description="of the seconds of equal batches, and of loads"
+    )
+    batching_gain: float = Field(
+        1.0, gt=0, le=10, description="factor on what a batch saves against its images one by one"
+    )
+    _folder: Path = PrivateAttr(Path())
+
+    def located(self, folder: Path) -> Self:
+        """Return the experiment of a file in the folder, where the files that it names lie too."""
+        located = self.model_copy()
+        located._folder = folder
+        return located
+
+    def check_rounds(self) -> None:
+        """Refuse too many rounds; ValueError."""
+        if self.span_s > _MOST_ROUNDS * self.period_s:
+            raise ValueError(
+                f"{self.span_s:g} s, with the last deadlines, and period_s {self.period_s:g} are "
+                f"more than {_MOST_ROUNDS:,} rounds: shorten the day or plan less often"
+            )
+
+    @property
+    @abstractmethod
+    def columns(self) -> tuple[Column, ...]:
+        """Figures of every run."""
+
+    @property
+    @abstractmethod
+    def words(self) -> str:
+        """What they mean."""
+
+    @property
+    @abstractmethod
+    def axes(self) -> tuple[Column, Column]:
+        """What the plot of all policies shows."""
+
+    @property
+    @abstractmethod
+    def span_s(self) -> float:
+        """Seconds from the first request until all deadlines have passed."""
+
+    @property
+    @abstractmethod
+    def profiles(self) -> tuple[LatencyProfile, ...]:
+        """Of each model."""
+
+    @property
+    @abstractmethod
+    def gpus_by_type(self) -> dict[str, int]:
+        """Number of GPUs of each type, as the fleet calls it."""
+
+    @abstractmethod
+    def fleet(self) -> Fleet:
+        """Pools and services, from the profiles.
+
+        Raises:
+            ConfigError: a profile can't be read.
+            ValueError: it lacks what is needed.
+        """
+
+    @abstractmethod
+    def requests(self, seed: int) -> list[SimulatedRequest]:
+        """The requests of a seed, in the order of arrival."""
+
+    @abstractmethod
+    def initial(self, planner: Planner[Any]) -> Plan:
+        """The replicas that have loaded when the day begins."""
+
+    @abstractmethod
+    def figures_of(self, run: ControlRun) -> dict[str, float]:
+        """The figures of a run, by the columns' keys, and `num_requests`."""
+
+    @abstractmethod
+    def panels(self, courses: Mapping[str, Course]) -> dict[str, dict[str, Line]]:
+        """What is shown over time of some policies, by the label of the y axis."""
+
+    @property
+    def bin_width_s(self) -> float:
+        """Of the counts over time."""
+        return 60.0
+
+    @property
+    def faults(self) -> Faults | None:
+        """How often GPUs fail; None for never."""
+        return None
+
+    @property
+    def young_s(self) -> float:
+        """Age below which a replica counts as young."""
+        return 0.0
+
+    def shows(self, policy: str, seed: int) -> bool:
+        """Whether a run is shown over time: the first two policies on the first seed."""
+        return policy in self.policies[:2] and seed == self.first_seed
+
+    def policy(self, name: str) -> ControlPolicy:
+        """Return a policy by its name; ValueError if there is none."""
+        for one in self.POLICIES:
+            if one.name == name:
+                return one
+        known = ", ".join(one.name for one in self.POLICIES)
+        raise ValueError(f"policies: there is no policy {name!r}; there are {known}")
+
+    def tuned(self) -> list[TunedSettings]:
+        """Return the settings of the experiment's policies.
+
+        Raises:
+            ConfigError: a profile or the file of choices can't be read.
+            ValueError: there is no such policy, nothing was chosen for it, or it can't plan this.
+        """
+        read: list[TunedSettings] = []
+        if self.choices is not None:
+            read = load_choices(self._folder / self.choices, TunedSettings, command=COMMAND)
+        fleet = self.fleet()
+        found = []
+        for name in self.policies:
+            policy = self.policy(name)
+            chosen = TunedSettings(self.kind, name, policy.defaults, "default")
+            if self.choices is not None:
+                chosen = self._chosen(policy, read)
+            try:
+                policy.build(fleet, self, **chosen.settings)
+            except ValueError as error:
+                raise ValueError(f"policies: given {name!r}: {error}") from None
+            found.append(chosen)
+        return found
+
+    def _chosen(self, policy: ControlPolicy, read: Sequence[TunedSettings]) -> TunedSettings:
+        for one in read:
+            if (one.kind, one.policy) == (self.kind, policy.name):
+                if one.settings.keys() != policy.defaults.keys():
+                    raise ValueError(
+                        f"choices: given {dict(one.settings)} for {policy.name!r}; allowed: "
+                        f"{', '.join(policy.defaults)}"
+                    )
+                return one
+        raise ValueError(
+            f"policies: given {policy.name!r}, for which {self.choices} has no settings; "
+            f"{COMMAND} writes them"
+        )
+
+
+def check_day(low_per_s: float, high_per_s: float, duration_s: float) -> None:
+    """Refuse a day of no or of too many requests; ValueError."""
+    if low_per_s > high_per_s:
+        raise ValueError(
+            f"low_per_s must be at most high_per_s, {high_per_s:g}; given {low_per_s:g}"
+        )
+    if not _FEWEST_REQUESTS <= high_per_s * duration_s / 2 <= MOST_REQUESTS:
+        raise ValueError(
+            f"high_per_s {high_per_s:g} for duration_s {duration_s:g} are some "
+            f"{high_per_s * duration_s / 2:,.0f} requests a run; allowed: {_FEWEST_REQUESTS} to "
+            f"{MOST_REQUESTS:,}"
+        )
+
+
+def run_policy(
+    experiment: ControlExperiment, name: str, settings: Mapping[str, float], seed: int
+) -> ControlRow:
+    """Simulate a policy with certain settings on a seed."""
+    planner = experiment.policy(name).build(experiment.fleet(), experiment, **settings)
+    return run_planner(experiment, name, planner, seed)
+
+
+def run_planner(
+    experiment: ControlExperiment, name: str, planner: Planner[Any], seed: int
+) -> ControlRow:
+    """Simulate a planner on a seed, from replicas that have loaded already."""
+    events, initial = EventQueue(), experiment.initial(planner)
+    cluster = SimulatedCluster(
+        events,
+        experiment.fleet(),
+        experiment.gpus_by_type,
+        np.random.default_rng([seed, experiment.STREAM]),
+        noise_cv=experiment.noise_cv,
+        faults=experiment.faults,
+        dwell_s=experiment.young_s,
+    )
+    cluster.apply(planned_settings_of(initial))
+    for pool in initial.pools:
+        cluster.scale(pool.pool, pool.num_replicas)
+    begin_s = begin_of(experiment)
+    events.run(begin_s)
+    hours_before, requests = cluster.gpu_hours, experiment.requests(seed)
+    rounds = _run_loop(experiment, events, cluster, planner, requests, initial)
+    gpu_hours = cluster.gpu_hours - hours_before
+    cluster.run_out()
+    outcomes = cluster.outcomes
+    # requests that were never served are late as well
+    assert len(outcomes) + cluster.num_running == len(requests)
+    states = [one.state for one in rounds]
+    course = course_of(requests, outcomes, states, begin_s=begin_s, bin_s=experiment.bin_width_s)
+    run = ControlRun(requests, outcomes, rounds, course, gpu_hours)
+    return ControlRow(name, seed, experiment.figures_of(run), course=course)
+
+
+def begin_of(experiment: ControlExperiment) -> float:
+    """Return the instant at which the day begins: when the first loads are over, however noisy."""
+    return 3 * experiment.load_s
+
+
+def _run_loop(
+    experiment: ControlExperiment,
+    events: EventQueue,
+    cluster: SimulatedCluster,
+    planner: Planner[Any],
+    requests: Sequence[SimulatedRequest],
+    initial: Plan,
+) -> list[Round]:
+    """Let the day pass, with a planning round every period.
+
+    The cluster runs the initial plan already. Instants of requests count from now, and become
+    instants of the clock.
+    """
+    begin_s = events.now_s
+    rounds: list[Round] = []
+
+    def note(report: RoundReport) -> None:
+        assert loop.state is not None
+        rounds.append(Round(loop.state, report))
+
+    loop = ControlLoop(planner, cluster, events, on_round=note, applied=initial)
+    loop.start(events, experiment.period_s)
+    for one in requests:
+        one.arrival_s += begin_s
+        one.deadline_s += begin_s
+    arrivals_s = [one.arrival_s for one in requests]
+    events.at_each(arrivals_s, lambda number: cluster.offer(requests[number]))
+    events.run(begin_s + experiment.span_s)
+    loop.stop()
+    return rounds

@@ -1,0 +1,255 @@
+"""Replicas of a simulated cluster: GPUs for them, their loads, failures and departures."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from ray_cluster.policies.planning.cluster_state import DeviceState, PoolState
+from ray_cluster.policies.planning.fleet import Fleet, PoolSpec
+from ray_cluster.simulator.control.serving import Serving
+from ray_cluster.simulator.events import EventQueue, Timer
+from ray_cluster.simulator.replica import StepRun
+
+# decimals of a spread that is reported: smaller changes alter no plan
+_DIGITS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Faults:
+    """How often GPUs fail. A replica on one is gone without notice, as with its machine.
+
+    Attributes:
+        mean_s_between: of one GPU that is held; exponentially distributed.
+        repair_s: for which it is unusable.
+    """
+
+    mean_s_between: float
+    repair_s: float
+
+
+class GpuPool:
+    """GPUs of one type. None is ever held twice at once."""
+
+    def __init__(self, num_gpus: int) -> None:
+        self._free = list(range(num_gpus))
+        self._broken: set[int] = set()
+        self._held_since: dict[int, float] = {}
+        self._num_gpus = num_gpus
+        self._held_s = 0.0
+
+    @property
+    def num_working(self) -> int:
+        """GPUs that are not broken."""
+        return self._num_gpus - len(self._broken)
+
+    @property
+    def num_free(self) -> int:
+        """GPUs that can be taken."""
+        return len(self._free)
+
+    def held_s(self, now_s: float) -> float:
+        """Return the GPU-seconds for which GPUs were held."""
+        return self._held_s + sum(now_s - since_s for since_s in self._held_since.values())
+
+    def take(self, count: int, now_s: float) -> tuple[int, ...]:
+        """Take free GPUs, of which there must be enough."""
+        assert count <= len(self._free)
+        taken = tuple(heapq.heappop(self._free) for _ in range(count))
+        for gpu in taken:
+            assert gpu not in self._held_since, f"GPU {gpu} is held twice"
+            self._held_since[gpu] = now_s
+        return taken
+
+    def release(self, gpus: tuple[int, ...], now_s: float) -> None:
+        """Make GPUs free again, except broken ones."""
+        for gpu in gpus:
+            self._held_s += now_s - self._held_since.pop(gpu)
+            if gpu not in self._broken:
+                heapq.heappush(self._free, gpu)
+
+    def break_down(self, gpu: int) -> None:
+        """Make a GPU that is held unusable once it is released."""
+        assert gpu in self._held_since
+        self._broken.add(gpu)
+
+    def repair(self, gpu: int) -> None:
+        """Make a broken GPU free."""
+        self._broken.remove(gpu)
+        heapq.heappush(self._free, gpu)
+
+
+@dataclass(slots=True, eq=False)
+class Holder:
+    """One replica, from its load to its end.
+
+    Attributes:
+        name: unique in a run.
+        gpus: of its pool's type.
+        load: going on.
+    """
+
+    spec: PoolSpec
+    name: str
+    gpus: tuple[int, ...]
+    started_s: float
+    is_ready: bool = False
+    is_leaving: bool = False
+    load: Timer | None = None
+
+
+Watch = Callable[[Holder, StepRun], None]
+
+
+class Scaling:
+    """Keeps as many replicas of each pool as are wanted, as far as there are GPUs.
+
+    Args:
+        num_gpus: of every type.
+        rng: of failures and loads.
+        noise_cv: of the seconds of loads, lognormal.
+        faults: of GPUs; None for none.
+        watch: called after every batch.
+    """
+
+    def __init__(
+        self,
+        events: EventQueue,
+        fleet: Fleet,
+        num_gpus: dict[str, int],
+        serving: Serving,
+        rng: np.random.Generator,
+        *,
+        noise_cv: float,
+        faults: Faults | None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._events = events
+        self._serving = serving
+        self._rng = rng
+        self._sigma = math.sqrt(math.log1p(noise_cv**2))
+        self._faults = faults
+        self._watch = watch
+        self._gpus = {device: GpuPool(number) for device, number in num_gpus.items()}
+        self._specs = {spec.name: spec for spec in fleet.pools}
+        self._wanted: dict[str, int] = dict.fromkeys(self._specs, 0)
+        self._holders: dict[str, list[Holder]] = {name: [] for name in self._specs}
+        self._num_started = 0
+
+    def scale(self, pool: str, num_replicas: int) -> None:
+        """Start or stop replicas until there are so many."""
+        self._wanted[pool] = num_replicas
+        staying = sorted(self._staying(pool), key=self._use)
+        for holder in staying[: max(0, len(staying) - num_replicas)]:
+            self._stop(holder)
+        self._start_wanted()
+
+    def _use(self, holder: Holder) -> tuple[bool, bool, float, float]:
+        """Sort key of what to stop first: what loads, then what is idle, then what is free soon."""
+        if not holder.is_ready:
+            return (False, False, 0.0, -holder.started_s)
+        name = holder.name
+        is_making, free_in_s = self._serving.is_making(name), self._serving.free_in_s(name)
+        return (True, is_making, free_in_s, -holder.started_s)
+
+    @property
+    def gpu_hours(self) -> float:
+        """For which GPUs were held, loading or serving."""
+        return sum(one.held_s(self._events.now_s) for one in self._gpus.values()) / 3600
+
+    def devices(self) -> tuple[DeviceState, ...]:
+        """Return the working GPUs of every type."""
+        return tuple(DeviceState(name, one.num_working) for name, one in self._gpus.items())
+
+    def pools(self, dwell_s: float) -> tuple[PoolState, ...]:
+        """Return the replicas of every pool; those below this age count as young."""
+        return tuple(self._pool(name, self._events.now_s - dwell_s) for name in self._specs)
+
+    def _pool(self, name: str, young_s: float) -> PoolState:
+        staying = self._staying(name)
+        return PoolState(
+            name,
+            num_ready=sum(one.is_ready for one in staying),
+            num_loading=sum(not one.is_ready for one in staying),
+            num_young=sum(one.started_s > young_s for one in staying),
+            spread=round(self._serving.spread(name), _DIGITS),
+        )
+
+    def _staying(self, pool: str) -> list[Holder]:
+        return [one for one in self._holders[pool] if not one.is_leaving]
+
+    def _start_wanted(self) -> None:
+        for name, spec in self._specs.items():
+            num_missing = self._wanted[name] - len(self._staying(name))
+            free = self._gpus[spec.device]
+            for _ in range(min(num_missing, free.num_free // spec.gpus_per_replica)):
+                self._start(spec)
+
+    def _start(self, spec: PoolSpec) -> None:
+        now_s = self._events.now_s
+        gpus = self._gpus[spec.device].take(spec.gpus_per_replica, now_s)
+        holder = Holder(spec, f"{spec.name}-{self._num_started}", gpus, now_s)
+        self._num_started += 1
+        self._holders[spec.name].append(holder)
+        holder.load = self._events.after(
+            spec.load_s * self._factor(), lambda: self._bring_up(holder)
+        )
+        if self._faults is not None:
+            lives_s = self._rng.exponential(self._faults.mean_s_between / len(gpus))
+            self._events.after(lives_s, lambda: self._fail(holder))
+
+    def _factor(self) -> float:
+        """A lognormal factor with a mean of 1."""
+        if self._sigma == 0:
+            return 1.0
+        return float(math.exp(self._rng.normal(-(self._sigma**2) / 2, self._sigma)))
+
+    def _bring_up(self, holder: Holder) -> None:
+        holder.is_ready, holder.load = True, None
+        watch = self._watch
+        self._serving.bring_up(
+            holder.name,
+            holder.spec.name,
+            on_drained=lambda: self._gone(holder),
+            watch=None if watch is None else lambda _, run: watch(holder, run),
+        )
+
+    def _stop(self, holder: Holder) -> None:
+        holder.is_leaving = True
+        if holder.load is None:
+            self._serving.drain(holder.name)
+            return
+        holder.load.call_off()
+        self._gone(holder)
+
+    def _gone(self, holder: Holder) -> None:
+        """A replica has left: its GPUs are for others."""
+        self._forget(holder)
+        self._start_wanted()
+
+    def _fail(self, holder: Holder) -> None:
+        if holder not in self._holders[holder.spec.name]:
+            return
+        assert self._faults is not None
+        device, gpu = self._gpus[holder.spec.device], holder.gpus[0]
+        device.break_down(gpu)
+        if holder.load is None:
+            self._serving.fail(holder.name)
+        else:
+            holder.load.call_off()
+        self._forget(holder)
+
+        def repaired() -> None:
+            device.repair(gpu)
+            self._start_wanted()
+
+        self._events.after(self._faults.repair_s, repaired)
+        self._start_wanted()
+
+    def _forget(self, holder: Holder) -> None:
+        self._holders[holder.spec.name].remove(holder)
+        self._gpus[holder.spec.device].release(holder.gpus, self._events.now_s)

@@ -1,0 +1,1 @@
+"""ControlNets and LoRAs in simulations."""

@@ -1,0 +1,1 @@
+"""The networks of the built-in models, and how each is trained."""
