@@ -30,10 +30,10 @@ class ControlNet(Worker):
         set_environment(ALLOCATOR_ENVIRONMENT)
         with uncollected():
             # not above: who only deploys this class needs none of the model libraries
-            from ray_cluster.replica.controlnet.builder import build_control
+            from ray_cluster.replica.controlnet.builder import build_controlnet
             from ray_cluster.replica.denoise.builder import first_settings
 
-            agent = build_control(
+            agent = build_controlnet(
                 arguments,
                 await first_settings(link, arguments.controlnet.name),
                 replica_id=serve.get_replica_context().replica_id.unique_id,

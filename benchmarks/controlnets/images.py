@@ -23,9 +23,9 @@ from benchmarks.settings import Report
 from benchmarks.stats import paired_ratio, summarise
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.factors import open_factors, write_factors
-from ray_cluster.engine.controlnets.asks import Controls
+from ray_cluster.engine.controlnets.asks import ControlNetBackend
 from ray_cluster.engine.controlnets.loading import load_bank
-from ray_cluster.engine.controlnets.local import LocalControls
+from ray_cluster.engine.controlnets.local import LocalControlNets
 from ray_cluster.requests import ImageRequest
 
 DIFFUSERS, LOCAL, REMOTE = "diffusers, one by one", "in one process", "services"
@@ -52,7 +52,7 @@ def measure(settings: ControlSettings, report: Report) -> Section:
     todo = list(product(settings.controls, settings.loras, settings.in_flight))
     cells: list[dict[str, Any]] = []
     problems: list[str] = []
-    local = LocalControls(
+    local = LocalControlNets(
         {name: load_bank(arguments_of(name), torch.device("cpu")) for name in MODELS}
     )
     with tempfile.TemporaryDirectory() as name, services() as remote:
@@ -87,7 +87,7 @@ class _Maker:
         subject: Subject,
         folder: Path,
         settings: ControlSettings,
-        local: Controls,
+        local: ControlNetBackend,
         remote: Services,
     ) -> None:
         self._subject, self._settings = subject, settings
@@ -130,7 +130,7 @@ class _Maker:
         requests: Sequence[ImageRequest],
         in_flight: int,
         sets: Mapping[str, AdapterSet | None],
-        controls: Controls,
+        controls: ControlNetBackend,
     ) -> Images:
         return by_engine(
             self._subject,

@@ -16,8 +16,8 @@ from ray_cluster.config.sections.controlnets import ControlNetArguments
 from ray_cluster.engine.controlnets.loading import load_bank
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.protocol.leases import Directory, Endpoint, Peer
-from ray_cluster.replica.controlnet.client import RemoteControls
-from ray_cluster.replica.controlnet.server import ControlServer
+from ray_cluster.replica.controlnet.client import RemoteControlNets
+from ray_cluster.replica.controlnet.server import ControlNetServer
 from ray_cluster.transport.connecting import listen
 
 MODELS: Mapping[str, str] = {"edges": "shapes-sd-edges", "layout": "shapes-sd-layout"}
@@ -35,7 +35,7 @@ class Services:
         process_ids: of their processes.
     """
 
-    controls: RemoteControls
+    controls: RemoteControlNets
     directory: Directory
     process_ids: tuple[int, ...]
 
@@ -68,7 +68,7 @@ def services(*, shares_memory: bool = True) -> Iterator[Services]:
         for (_, ours), name in zip(started, MODELS, strict=True):
             target, secret = ours.recv()
             peers.append(Peer("control", name, name, _HOST, Endpoint(target, secret)))
-        controls = RemoteControls(clock=time.monotonic)
+        controls = RemoteControlNets(clock=time.monotonic)
         directory = Directory("1", tuple(peers))
         controls.set_peers(directory)
         try:
@@ -88,7 +88,7 @@ def services(*, shares_memory: bool = True) -> Iterator[Services]:
 def _serve(name: str, pipe: Connection, shares_memory: bool) -> None:
     prepare_threads(1)
     bank = load_bank(arguments_of(name), torch.device("cpu"))
-    server = ControlServer(name, bank, max_batch=8, clock=time.monotonic)
+    server = ControlNetServer(name, bank, max_batch=8, clock=time.monotonic)
     server.start()
     listener = listen(_HOST, server.accept, shares_memory=shares_memory)
     pipe.send((listener.target, listener.secret))

@@ -22,11 +22,11 @@ from benchmarks.engine.subject import Subject, load_subject
 from benchmarks.report import Row, Section
 from benchmarks.settings import Report
 from benchmarks.stats import summarise
-from ray_cluster.engine.controlnets.asks import Controls
+from ray_cluster.engine.controlnets.asks import ControlNetBackend
 from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.protocol.leases import Directory
-from ray_cluster.replica.controlnet.client import RemoteControls
+from ray_cluster.replica.controlnet.client import RemoteControlNets
 
 _JOIN_S = 20.0
 _WARM_S = 3.0
@@ -58,7 +58,7 @@ def measure(settings: ControlSettings, report: Report) -> Section:
 
 
 def _steps(
-    subject: Subject, controls: Controls, num_controlled: int, settings: ControlSettings
+    subject: Subject, controls: ControlNetBackend, num_controlled: int, settings: ControlSettings
 ) -> dict[str, Any]:
     requests = controlled_requests(_NUM_ROWS, 0, px=settings.px, num_steps=settings.step_rounds)[
         num_controlled:
@@ -119,7 +119,7 @@ def _other(directory: Directory, settings: ControlSettings) -> Iterator[None]:
 def _keep_busy(directory: Directory, settings: ControlSettings, stop: Any) -> None:
     prepare_threads(1)
     subject = load_subject()
-    controls = RemoteControls(clock=time.monotonic)
+    controls = RemoteControlNets(clock=time.monotonic)
     controls.set_peers(directory)
     requests = controlled_requests(
         _OTHER_IN_FLIGHT, 1, px=settings.px, num_steps=settings.num_steps

@@ -16,9 +16,9 @@ from benchmarks.engine.subject import Subject, load_subject
 from benchmarks.report import Row, Section
 from benchmarks.settings import Report
 from benchmarks.stats import summarise
-from ray_cluster.engine.controlnets.asks import ControlAsk, Controls
+from ray_cluster.engine.controlnets.asks import ControlNetAsk, ControlNetBackend
 from ray_cluster.engine.controlnets.loading import load_bank
-from ray_cluster.engine.controlnets.local import LocalControls
+from ray_cluster.engine.controlnets.local import LocalControlNets
 
 _BATCHES = (1, 4)
 
@@ -27,7 +27,7 @@ def measure(settings: ControlSettings, report: Report) -> Section:
     """Return the section."""
     report(0.0, "loading")
     subject, rows = load_subject(), list[Row]()
-    local = LocalControls({"edges": load_bank(arguments_of("edges"), torch.device("cpu"))})
+    local = LocalControlNets({"edges": load_bank(arguments_of("edges"), torch.device("cpu"))})
     for index, shares_memory in enumerate((True, False)):
         with services(shares_memory=shares_memory) as remote:
             for batch in _BATCHES:
@@ -43,12 +43,12 @@ def measure(settings: ControlSettings, report: Report) -> Section:
     }
 
 
-def _asks(subject: Subject, count: int, settings: ControlSettings) -> list[ControlAsk]:
+def _asks(subject: Subject, count: int, settings: ControlSettings) -> list[ControlNetAsk]:
     requests = controlled_requests(count, 1, px=settings.px, num_steps=settings.num_steps)
     with torch.inference_mode():
         states = subject.start(requests)
     return [
-        ControlAsk(
+        ControlNetAsk(
             name="edges",
             key=f"{state.request.request_id}/0",
             conditioning=state.conditioning,
@@ -64,9 +64,9 @@ def _asks(subject: Subject, count: int, settings: ControlSettings) -> list[Contr
 def _row(
     kind: str,
     batch: int,
-    asks: list[ControlAsk],
-    local: Controls,
-    remote: Controls,
+    asks: list[ControlNetAsk],
+    local: ControlNetBackend,
+    remote: ControlNetBackend,
     rounds: int,
 ) -> dict[str, Any]:
     ways: dict[str, Callable[[], None]] = {
@@ -95,7 +95,7 @@ def _row(
 
 
 @torch.inference_mode()
-def _answered(controls: Controls, asks: list[ControlAsk]) -> None:
+def _answered(controls: ControlNetBackend, asks: list[ControlNetAsk]) -> None:
     futures = controls.ask(asks)
     wait(futures)
     for one in futures:

@@ -19,7 +19,7 @@ from benchmarks.loras.subject import loaded
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.quality.distances import find_edges
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest
+from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, ImageRequest
 
 # the third is the first one with another map
 NAMES = ("edges", "layout", "edges")
@@ -30,7 +30,7 @@ def controlled_requests(
     count: int, num_controls: int, *, px: int, num_steps: int
 ) -> list[ImageRequest]:
     """Return requests with so many ControlNets each."""
-    uses = tuple(ControlUse(name, _NO_BLOB, 0.8) for name in NAMES[:num_controls])
+    uses = tuple(ControlNetUse(name, _NO_BLOB, 0.8) for name in NAMES[:num_controls])
     plain = make_requests(count, px=px, num_steps=num_steps, guidance_scale=2.0)
     return [replace(one, add_ons=AddOns(controls=uses)) for one in plain]
 

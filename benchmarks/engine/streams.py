@@ -21,7 +21,7 @@ from benchmarks.engine.subject import Subject, largest_difference
 from benchmarks.stats import paired_ratio
 from benchmarks.stopwatch import in_turns
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
-from ray_cluster.engine.controlnets.asks import Controls
+from ray_cluster.engine.controlnets.asks import ControlNetBackend
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.imaging.templates import EditPixels
@@ -118,7 +118,7 @@ def by_engine(
     *,
     pixels: Mapping[str, EditPixels] | None = None,
     sets_of: Callable[[str], AdapterSet | None] = lambda _request_id: None,
-    controls: Controls | None = None,
+    controls: ControlNetBackend | None = None,
     maps_of: Callable[[ImageRequest], tuple[Tensor, ...]] = lambda _request: (),
 ) -> Images:
     """Make the images by the encode stages, the production step engine and the decode stage.

@@ -93,7 +93,7 @@ def fitted_work(cost: StepCost, work: StepWork) -> StepWork:
     return replace(others, extra=ExtraWork(*controls))
 
 
-def remote_control_share(cost: StepCost, size_px: tuple[int, int], num_together: int) -> float:
+def remote_controlnet_share(cost: StepCost, size_px: tuple[int, int], num_together: int) -> float:
     """Return what a ControlNet in another process probably adds, as long as no step has shown it.
 
     It computes beside the base's first half and takes a little longer (SwiftDiffusion, section 2);

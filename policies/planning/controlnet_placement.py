@@ -56,7 +56,7 @@ class PlacedControlNet:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlledSteps:
+class ControlNetSteps:
     """The steps of requests that have the same ControlNets, or none.
 
     Attributes:
@@ -82,7 +82,7 @@ class PlacementProblem:
     """
 
     controlnets: tuple[PlacedControlNet, ...]
-    steps: tuple[ControlledSteps, ...]
+    steps: tuple[ControlNetSteps, ...]
     encode_s: float
     decode_s: float
     transport_s: float
@@ -131,7 +131,7 @@ class PlacementProblem:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlPlacement:
+class ControlNetPlacement:
     """Where ControlNets run.
 
     Attributes:
@@ -151,7 +151,7 @@ class ControlPlacement:
     shortage: Shortage | None = None
 
 
-def place_controlnets(problem: PlacementProblem) -> ControlPlacement:
+def place_controlnets(problem: PlacementProblem) -> ControlNetPlacement:
     """Return where each ControlNet is to run.
 
     Raises:
@@ -166,14 +166,14 @@ def place_controlnets(problem: PlacementProblem) -> ControlPlacement:
     program = _Program(problem)
     excess = program.minimise(program.excess)
     if excess is None:
-        return ControlPlacement({}, shortage="memory")
+        return ControlNetPlacement({}, shortage="memory")
     program.minimise(program.devices)
     program.minimise(program.work)
     placement = evaluated(problem, program.num_replicas)
     return placement if excess <= _TOLERANCE else replace(placement, shortage="time")
 
 
-def evaluated(problem: PlacementProblem, num_replicas: Mapping[str, int]) -> ControlPlacement:
+def evaluated(problem: PlacementProblem, num_replicas: Mapping[str, int]) -> ControlNetPlacement:
     """Return what comes of numbers of replicas, whether or not they are allowed."""
     by_name = {one.name: one for one in problem.controlnets}
     held = sum(num * by_name[name].device_share for name, num in num_replicas.items())
@@ -184,7 +184,7 @@ def evaluated(problem: PlacementProblem, num_replicas: Mapping[str, int]) -> Con
         waits_s = [problem.wait_s(net, num) for net in nets if (num := num_replicas[net.name])]
         times_s.append(problem.encode_s + problem.decode_s + local_s + max(waits_s, default=0.0))
     work = sum(one.per_s * time_s for one, time_s in zip(problem.steps, times_s, strict=True))
-    return ControlPlacement(
+    return ControlNetPlacement(
         dict(num_replicas), held, work / problem.num_bases, max(times_s, default=0.0)
     )
 

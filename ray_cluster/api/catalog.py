@@ -25,7 +25,7 @@ from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.dispatcher import DispatcherClient, LoraCalls
 from ray_cluster.protocol.loras import MAX_LORAS_AT_ONCE, Lora, LoraStatus
-from ray_cluster.protocol.settings import CascadeModel, ControlModel
+from ray_cluster.protocol.settings import CascadeModel, ControlNetEntry
 from ray_cluster.requests import ModelProfile
 
 logger = logging.getLogger(__name__)
@@ -64,7 +64,7 @@ class Catalog:
         return self._settings.cascades
 
     @property
-    def controlnets(self) -> tuple[ControlModel, ...]:
+    def controlnets(self) -> tuple[ControlNetEntry, ...]:
         """The ControlNets that calls may name."""
         return self._settings.controlnets
 

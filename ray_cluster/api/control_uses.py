@@ -17,8 +17,8 @@ from ray_cluster.config.validation_errors import nearest
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.controlnet_maps import MapOrder
 from ray_cluster.imaging.detectors import DETECTOR_NAMES
-from ray_cluster.protocol.settings import ControlModel
-from ray_cluster.requests import BlobRef, ControlUse, ImageRequest
+from ray_cluster.protocol.settings import ControlNetEntry
+from ray_cluster.requests import BlobRef, ControlNetUse, ImageRequest
 
 _PART_MARK = "@"
 
@@ -102,7 +102,7 @@ class ControlNets:
             made = await self._images.make_map(request, control.image, order, self._settings.limits)
             start, end = choice.span
             uses.append(
-                ControlUse(
+                ControlNetUse(
                     choice.name,
                     made.ref,
                     choice.weight,
@@ -129,7 +129,7 @@ class ControlNets:
             )
         self._images.detectors.check(name, param)
 
-    def _check(self, choice: ControlChoice, param: str) -> ControlModel:
+    def _check(self, choice: ControlChoice, param: str) -> ControlNetEntry:
         known = {one.name: one for one in self._settings.controlnets}
         if (found := known.get(choice.name)) is None:
             near = nearest(choice.name, known)

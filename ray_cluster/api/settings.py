@@ -14,7 +14,7 @@ from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
 from ray_cluster.protocol.settings import (
     CascadeModel,
-    ControlModel,
+    ControlNetEntry,
     GatewaySettings,
     ModelSettings,
 )
@@ -112,7 +112,7 @@ class CurrentSettings:
         return tuple(self._cascades.values())
 
     @property
-    def controlnets(self) -> tuple[ControlModel, ...]:
+    def controlnets(self) -> tuple[ControlNetEntry, ...]:
         """All ControlNets in the settings; none before there are some."""
         return () if self._settings is None else self._settings.controlnets
 

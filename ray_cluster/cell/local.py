@@ -168,7 +168,7 @@ class LocalCell:
     ) -> Agent:
         with uncollected():
             # not above: torch and the model libraries take seconds
-            from ray_cluster.replica.controlnet.builder import build_control
+            from ray_cluster.replica.controlnet.builder import build_controlnet
             from ray_cluster.replica.denoise.builder import build_agent
             from ray_cluster.replica.score.builder import build_scorer
         config, link, clock = self._config, self.front.link, time.monotonic
@@ -192,7 +192,7 @@ class LocalCell:
                 link=link,
                 clock=clock,
             )
-        return build_control(
+        return build_controlnet(
             controlnet_arguments(config, worker.name),
             settings,
             replica_id=replica_id,

@@ -55,7 +55,7 @@ class CascadeModel:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlModel:
+class ControlNetEntry:
     """A ControlNet, as far as gateways and pools' replicas need it.
 
     Attributes:
@@ -95,7 +95,7 @@ class GatewaySettings:
     trusted_proxies: tuple[str, ...] = ()
     cors_origins: tuple[str, ...] = ()
     cascades: tuple[CascadeModel, ...] = ()
-    controlnets: tuple[ControlModel, ...] = ()
+    controlnets: tuple[ControlNetEntry, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def gateway_settings(settings: Settings) -> GatewaySettings:
         cors_origins=settings.http.cors_origins,
         cascades=tuple(_cascade(one) for one in settings.cascades),
         controlnets=tuple(
-            ControlModel(one.name, one.bases, one.is_service, one.description)
+            ControlNetEntry(one.name, one.bases, one.is_service, one.description)
             for one in settings.controlnets
         ),
     )

@@ -14,7 +14,7 @@ from ray_cluster.requests.parts import (
     AddOns,
     BlobRef,
     CascadeUse,
-    ControlUse,
+    ControlNetUse,
     Edit,
     ImageFormat,
     LightStage,
@@ -244,7 +244,7 @@ class ImageRequest:
         return recipe
 
 
-def _control_recipe(use: ControlUse) -> dict[str, str | float]:
+def _control_recipe(use: ControlNetUse) -> dict[str, str | float]:
     """Return what a recipe says of a ControlNet: its image and its map by their digests."""
     return {
         "name": use.name,

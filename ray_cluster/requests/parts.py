@@ -70,7 +70,7 @@ class BlobRef:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlUse:
+class ControlNetUse:
     """A ControlNet, and the map that it follows.
 
     Attributes:
@@ -118,7 +118,7 @@ class AddOns:
         lora_start_step: how many of its first steps are taken without its LoRAs; fewer than all.
     """
 
-    controls: tuple[ControlUse, ...] = ()
+    controls: tuple[ControlNetUse, ...] = ()
     loras: tuple[LoraUse, ...] = ()
     lora_start_step: int = 0
 

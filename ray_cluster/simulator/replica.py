@@ -23,8 +23,8 @@ from ray_cluster.protocol.leases import (
     Returned,
 )
 from ray_cluster.requests import Failure, ImageResult, Timing
-from ray_cluster.simulator.controlnets.rows import ControlRows
-from ray_cluster.simulator.controlnets.services import ControlServices
+from ray_cluster.simulator.controlnets.rows import ControlNetRows
+from ray_cluster.simulator.controlnets.services import ControlNetServices
 from ray_cluster.simulator.events import EventQueue, Timer
 from ray_cluster.simulator.noise import Device
 
@@ -94,7 +94,7 @@ class SimulatedReplica:
         view_of: ViewOf,
         report: Report,
         watch: Callable[[str, StepRun], None] | None = None,
-        services: ControlServices | None = None,
+        services: ControlNetServices | None = None,
     ) -> None:
         self.registration = registration
         self._device = device
@@ -109,7 +109,7 @@ class SimulatedReplica:
         self._timer: Timer | None = None
         self._alarm: Timer | None = None
         self._num_rounds = 0
-        self._controls = None if services is None else ControlRows(services, self._answered)
+        self._controls = None if services is None else ControlNetRows(services, self._answered)
         # whether the present step waits for residuals, and until when it may
         self._is_waiting = False
         self._waits_until_s = -math.inf
@@ -256,7 +256,7 @@ class SimulatedReplica:
         self._timer = self._events.at(ends_s[-1], self._end_run)
 
     def _begin_half(
-        self, controls: ControlRows, request_ids: tuple[str, ...], views: Sequence[RequestView]
+        self, controls: ControlNetRows, request_ids: tuple[str, ...], views: Sequence[RequestView]
     ) -> None:
         """Ask for residuals, and compute the first half of one step meanwhile."""
         start_s = self._events.now_s

@@ -17,7 +17,7 @@ from ray_cluster.training.discriminators.figures import measure_discriminator
 from ray_cluster.training.export import SHAPES_SD, WEIGHTS, export
 from ray_cluster.training.figures.card import write_card, write_training
 from ray_cluster.training.figures.evaluate import evaluate, options_for
-from ray_cluster.training.figures.evaluate_parts import evaluate_control, evaluate_lora
+from ray_cluster.training.figures.evaluate_parts import evaluate_controlnet, evaluate_lora
 from ray_cluster.training.figures.scoring import Figures
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.stages import CONTROLS, MODEL_STAGES
@@ -52,7 +52,9 @@ def measure(
         return _measure_discriminator(name, folder, changes, report, kept)
     options = replace(options_for(name), **changes)
     if name in CONTROLS:
-        return evaluate_control(folder, SHAPES_SD, CONTROLS[name], options=options, report=report)
+        return evaluate_controlnet(
+            folder, SHAPES_SD, CONTROLS[name], options=options, report=report
+        )
     if name in STYLES:
         return evaluate_lora(folder, SHAPES_SD, name, options=options, report=report)
     return evaluate(folder, options=options, report=report)

@@ -149,7 +149,7 @@ _LIGHT = UNetRecipe(
 
 
 @dataclass(frozen=True)
-class ControlRecipe:
+class ControlNetRecipe:
     """A ControlNet, on pictures whose objects vary more in place and size than captions say."""
 
     kind: HintKind
@@ -283,8 +283,8 @@ class Recipe:
     codec: CodecRecipe = field(default_factory=CodecRecipe)
     denoiser: UNetRecipe = _DENOISER
     light: UNetRecipe = _LIGHT
-    edges: ControlRecipe = field(default_factory=lambda: ControlRecipe("edges"))
-    layout: ControlRecipe = field(default_factory=lambda: ControlRecipe("layout"))
+    edges: ControlNetRecipe = field(default_factory=lambda: ControlNetRecipe("edges"))
+    layout: ControlNetRecipe = field(default_factory=lambda: ControlNetRecipe("layout"))
     # lines and patterns are a matter of neighbouring pixels, which attention does not reach: it is
     # at the UNet's two coarser levels only
     outline: LoraRecipe = field(

@@ -24,7 +24,7 @@ from ray_cluster.training.discriminators.training import (
 )
 from ray_cluster.training.networks.auxiliary_head import TransformerWithHead
 from ray_cluster.training.networks.codec import codec_trainer
-from ray_cluster.training.networks.controlnet import control_trainer
+from ray_cluster.training.networks.controlnet import controlnet_trainer
 from ray_cluster.training.networks.denoiser import base_unet, lora_trainer, new_unet, unet_trainer
 from ray_cluster.training.networks.text_encoder import text_trainer
 from ray_cluster.training.networks.transformer import new_transformer, transformer_trainer
@@ -142,7 +142,9 @@ def _transformer_refinement(run: TrainingRun) -> Trainer:
 
 
 def _control(kind: HintKind) -> Stage:
-    return Stage(kind, f"{kind}.phase", lambda run: control_trainer(run, getattr(run.recipe, kind)))
+    return Stage(
+        kind, f"{kind}.phase", lambda run: controlnet_trainer(run, getattr(run.recipe, kind))
+    )
 
 
 def _lora(style: Style) -> Stage:

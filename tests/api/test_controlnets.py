@@ -18,7 +18,7 @@ from PIL import Image
 from ray_cluster.imaging.detectors import canny_edges
 from ray_cluster.imaging.templates import edit_pixels
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
-from ray_cluster.requests import ControlUse
+from ray_cluster.requests import ControlNetUse
 from tests.api.checks import URL, check_error, error_of
 from tests.api.control_calls import (
     RED,
@@ -82,7 +82,9 @@ async def test_controlnets_go_into_the_request_with_their_maps(
     first, second = fake.offered[0]
     assert first.add_ons == second.add_ons
     edges = first.add_ons.controls[0]
-    assert edges == ControlUse("edges", edges.image, 0.8, 0.1, 0.6, "canny", ref_of(SKETCH).sha256)
+    assert edges == ControlNetUse(
+        "edges", edges.image, 0.8, 0.1, 0.6, "canny", ref_of(SKETCH).sha256
+    )
     # what was sent is no template: it takes the size of the work, whatever its proportions
     wanted = canny_edges(resized(SKETCH_PIXELS, 96, 64))
     assert wanted.any()

@@ -16,7 +16,7 @@ from benchmarks.controlnets.subject import by_diffusers, controlled_requests, ma
 from benchmarks.engine.streams import TOLERANCE, Images, by_engine
 from benchmarks.engine.subject import Subject, largest_difference, load_subject
 from ray_cluster.engine.controlnets.loading import load_bank
-from ray_cluster.engine.controlnets.local import LocalControls
+from ray_cluster.engine.controlnets.local import LocalControlNets
 from ray_cluster.requests import AddOns, ImageRequest
 
 
@@ -27,7 +27,7 @@ def made(subject: Subject, requests: list[ImageRequest]) -> Images:
         subject,
         requests,
         2,
-        controls=LocalControls(banks),
+        controls=LocalControlNets(banks),
         maps_of=lambda one: tuple(map(torch.from_numpy, maps_of(one))),
     )
 

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_cluster.cli.images.controlnet_options import controls_of_recipe, parse_controls
+from ray_cluster.cli.images.controlnet_options import controlnets_of_recipe, parse_controlnets
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.encoder import encode_image
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, OutputSpec
+from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, OutputSpec
 from tests.cli.conftest import Cli
 from tests.cli.pictures import digest, save_photo
 from tests.cli.served import Served
@@ -102,7 +102,7 @@ def test_a_wrong_control_is_one_sentence(
 
 
 def like_of(folder: Path, sketch: Path) -> Path:
-    use = ControlUse("edges", BlobRef("ab" * 32, 5), 0.7, 0.0, 0.5, "canny", digest(sketch))
+    use = ControlNetUse("edges", BlobRef("ab" * 32, 5), 0.7, 0.0, 0.5, "canny", digest(sketch))
     request = image_request(model="shapes", seed=5, num_steps=4, add_ons=AddOns((use,)))
     path = folder / "like.png"
     pixels = np.zeros((64, 64, 3), np.uint8)
@@ -135,7 +135,7 @@ def test_like_needs_the_images_again_and_checks_them(
 
 def test_what_options_and_recipes_mean() -> None:
     texts = ["edges=a.png", "a.b-c+canny=x=y:z.png:1", "e=:.5:0-1e-1", "e=a:1:2", "e=a:-1:0.2-0.4"]
-    assert [(str(path), values) for path, values in parse_controls(texts)] == [
+    assert [(str(path), values) for path, values in parse_controlnets(texts)] == [
         ("a.png", {"name": "edges"}),
         ("x=y:z.png", {"name": "a.b-c", "preprocess": "canny", "scale": 1.0}),
         (":.5:0-1e-1", {"name": "e"}),
@@ -144,7 +144,7 @@ def test_what_options_and_recipes_mean() -> None:
     ]
     for text in ("edges", "=a", "+canny=a", "edges+=a", ""):
         with pytest.raises(InvalidRequest):
-            parse_controls([text])
+            parse_controlnets([text])
     for text in ("a", "{}", "[1]", "", '[{"name": "a"}]'):
         with pytest.raises(ValueError, match=r"list of ControlNets|Expecting value"):
-            controls_of_recipe(text)
+            controlnets_of_recipe(text)

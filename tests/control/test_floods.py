@@ -21,11 +21,11 @@ from ray_cluster.dispatch.reports.observing import InForce, Instant, observe
 from ray_cluster.policies.planning.cell_planner import CellMemory, cell_planner
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Registration
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest
+from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, ImageRequest
 from tests.fakes import finished, image_request, model_profile, poll_of
 
 NUM_GPUS, PERIOD_S = 8, 5.0
-EDGES = AddOns(controls=(ControlUse("edges", BlobRef("0" * 64, 1)),))
+EDGES = AddOns(controls=(ControlNetUse("edges", BlobRef("0" * 64, 1)),))
 CONFIG = ClusterConfig.model_validate(
     {
         "pools": [

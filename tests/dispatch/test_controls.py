@@ -12,7 +12,7 @@ from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Endpoint, Poll, PollReply, Registration
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, Failure, ImageRequest
+from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, Failure, ImageRequest
 from tests.fakes import image_request, poll_of, registration
 
 POOLS = [{"name": "p", "model": "x", "served_as": "m"}]
@@ -33,7 +33,7 @@ def settings(controlnets: list[dict[str, Any]] | None = None) -> Settings:
 
 
 def following(request_id: str, *names: str, **values: Any) -> ImageRequest:
-    uses = tuple(ControlUse(name, BlobRef("ab", 1)) for name in names)
+    uses = tuple(ControlNetUse(name, BlobRef("ab", 1)) for name in names)
     return replace(image_request(request_id, **values), add_ons=AddOns(controls=uses))
 
 

@@ -11,10 +11,10 @@ from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.config.settings import ControlNetSettings, settings_of
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.reports.demand import DemandCounts
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, Failure, ImageRequest
+from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, Failure, ImageRequest
 from tests.fakes import finished, image_request, poll_of, registration
 
-EDGES = AddOns(controls=(ControlUse("edges", BlobRef("0" * 64, 1)),))
+EDGES = AddOns(controls=(ControlNetUse("edges", BlobRef("0" * 64, 1)),))
 LANE = "control:edges"
 
 

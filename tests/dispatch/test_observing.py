@@ -161,10 +161,10 @@ def test_each_confidence_is_shown_once() -> None:
 
 
 def test_steps_that_ask_for_a_controlnet_are_counted() -> None:
-    from ray_cluster.requests import AddOns, BlobRef, ControlUse
+    from ray_cluster.requests import AddOns, BlobRef, ControlNetUse
 
     core = make_core()
-    used = AddOns(controls=(ControlUse("edges", BlobRef("0" * 64, 9)),))
+    used = AddOns(controls=(ControlNetUse("edges", BlobRef("0" * 64, 9)),))
     core.offer([image_request("a", "heavy", num_steps=7, add_ons=used)], 0.0)
     assert seen(core).num_accepted("control:edges") == 7
     assert STAGE.discriminator == "judge"

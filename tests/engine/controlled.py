@@ -16,14 +16,14 @@ from torch import Tensor
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.lora_files import LoraReader
-from ray_cluster.engine.controlnets.bank import ControlBank
+from ray_cluster.engine.controlnets.bank import ControlNetBank
 from ray_cluster.engine.controlnets.loading import load_controlnet
-from ray_cluster.engine.controlnets.source import ControlResiduals
+from ray_cluster.engine.controlnets.source import ControlNetResiduals
 from ray_cluster.engine.models.loading import start_states
 from ray_cluster.engine.step.mixed_step import StepSources
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.engine.step.step_engine import StepEngine
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest
+from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, ImageRequest
 from tests.engine.conftest import Zoo
 from tests.engine.harness import (
     all_rows,
@@ -44,12 +44,12 @@ PIPELINES = {
 }
 
 
-def use(name: str, **changes: Any) -> ControlUse:
-    return ControlUse(name, _NONE, **changes)
+def use(name: str, **changes: Any) -> ControlNetUse:
+    return ControlNetUse(name, _NONE, **changes)
 
 
 # by row its ControlNets; the fourth row has a LoRA too
-CASES: tuple[tuple[ControlUse, ...], ...] = (
+CASES: tuple[tuple[ControlNetUse, ...], ...] = (
     (use("0"),),
     (use("1", scale=0.7), use("0", scale=0.4)),
     (),
@@ -142,10 +142,10 @@ class Subject:
             for place in range(len(one.add_ons.controls))
         ]
 
-    def banks(self, max_bytes: int = 1 << 30) -> dict[str, ControlBank]:
+    def banks(self, max_bytes: int = 1 << 30) -> dict[str, ControlNetBank]:
         device = torch.device("cpu")
         return {
-            str(index): ControlBank(load_controlnet(str(path), device), max_bytes=max_bytes)
+            str(index): ControlNetBank(load_controlnet(str(path), device), max_bytes=max_bytes)
             for index, path in enumerate(self.paths)
         }
 
@@ -188,7 +188,7 @@ class Subject:
 
 def engine_with(subject: Subject, controls: Any, layout: str = "mixed") -> StepEngine:
     clock = Clock()
-    source = ControlResiduals(controls, clock)
+    source = ControlNetResiduals(controls, clock)
     return StepEngine(
         subject.model.executor,
         all_rows,

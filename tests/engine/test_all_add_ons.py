@@ -11,9 +11,9 @@ import pytest
 import torch
 from PIL import Image
 
-from ray_cluster.engine.controlnets.local import LocalControls
+from ray_cluster.engine.controlnets.local import LocalControlNets
 from ray_cluster.engine.models.loading import encode_images, start_states
-from ray_cluster.requests import AddOns, ControlUse, ImageRequest
+from ray_cluster.requests import AddOns, ControlNetUse, ImageRequest
 from tests.engine.conftest import Zoo
 from tests.engine.controlled import Subject, engine_with, use
 from tests.engine.edits import EditReference, aligned_mask, edit_pixels, edit_request, template
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 
 SIZE = (96, 64)
 # strength, with a mask, ControlNets, with the LoRA, sampler, guidance
-Case = tuple[float, bool, tuple[ControlUse, ...], bool, str, float]
+Case = tuple[float, bool, tuple[ControlNetUse, ...], bool, str, float]
 CASES: tuple[Case, ...] = (
     (0.6, True, (use("2", start=0.3, end=0.7),), True, "ddim", 3.0),
     (1.0, True, (use("0"), use("1", scale=0.5)), True, "euler", 3.0),
@@ -93,7 +93,7 @@ class Mixed:
     def errors(self, places: Sequence[int]) -> list[float]:
         """How far cases are off that run together."""
         subject, states = self.subject, []
-        engine = engine_with(subject, LocalControls(subject.banks()))
+        engine = engine_with(subject, LocalControlNets(subject.banks()))
         for place in places:
             own = subject.adapters if CASES[place][3] else None
             (state,) = start_states(

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from ray_cluster.engine.batch.step_costs import StepCosts
-from ray_cluster.engine.controlnets.local import LocalControls
+from ray_cluster.engine.controlnets.local import LocalControlNets
 from ray_cluster.engine.stages.warmup import measure_step_cost
-from ray_cluster.policies.costs.cost_learning import remote_control_share
+from ray_cluster.policies.costs.cost_learning import remote_controlnet_share
 from ray_cluster.policies.costs.cost_model import ExtraWork, StepWork, step_s
 from ray_cluster.policies.types import StepCost
 from tests.engine.conftest import Zoo
@@ -28,7 +28,7 @@ def subjects(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
     return cache(lambda name: Subject(zoo, name, tmp_path_factory.mktemp(name)))
 
 
-def measured(subject: Subject, controls: LocalControls | None) -> StepCost:
+def measured(subject: Subject, controls: LocalControlNets | None) -> StepCost:
     with Computed() as clock:
         return measure_step_cost(
             subject.model, max_batch=3, clock=lambda: clock.now_s, controls=controls
@@ -41,7 +41,7 @@ def test_controlnets_of_this_process_are_measured(
 ) -> None:
     """They are the base's first half and some layers more."""
     banks = subjects(name).banks()
-    cost = measured(subjects(name), LocalControls(banks))
+    cost = measured(subjects(name), LocalControlNets(banks))
     assert 0.2 < cost.control_share < 1.5
     assert not any(map(len, banks.values()))
 
@@ -53,8 +53,8 @@ def test_one_elsewhere_is_estimated_from_what_steps_cost(
     measured(subjects("sd15"), None)
     cost, profile = measured(subjects("sd15"), None), subjects("sd15").model.profile
     size = (profile.default_width_px, profile.default_height_px)
-    assert cost.control_share == remote_control_share(cost, size, 3) > 0
-    assert measured(subjects("sd15"), LocalControls({})) == cost
+    assert cost.control_share == remote_controlnet_share(cost, size, 3) > 0
+    assert measured(subjects("sd15"), LocalControlNets({})) == cost
 
 
 @torch.inference_mode()
@@ -63,7 +63,7 @@ def test_a_step_counts_the_controlnets_that_do_something_in_it(
 ) -> None:
     """The fourth request's acts from 0.3 to 0.7 of its five steps: in the third alone."""
     subject = subjects("sd15")
-    engine = engine_with(subject, LocalControls(subject.banks()))
+    engine = engine_with(subject, LocalControlNets(subject.banks()))
     (state,) = subject.states([3])
     engine.add(state)
     found = []

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
+from ray_cluster.engine.controlnets.asks import ControlNetAsk, RowResiduals
 from ray_cluster.engine.controlnets.loading import check_base, controlnet_config
-from ray_cluster.engine.controlnets.local import LocalControls
+from ray_cluster.engine.controlnets.local import LocalControlNets
 from ray_cluster.errors import ModelUnsupported
 from ray_cluster.requests import AddOns
 from tests.engine.conftest import Zoo
@@ -39,7 +39,7 @@ def test_every_request_of_a_batch_is_diffusers_with_its_own_controlnets(
     subjects: Callable[[str], Subject], name: str, layout: str, record: Record
 ) -> None:
     subject = subjects(name)
-    errors = subject.errors(LocalControls(subject.banks()), layout=layout)
+    errors = subject.errors(LocalControlNets(subject.banks()), layout=layout)
     record("worst", max(errors))
     assert max(errors) <= RUN_TOLERANCE, errors
 
@@ -47,7 +47,7 @@ def test_every_request_of_a_batch_is_diffusers_with_its_own_controlnets(
 @pytest.mark.parametrize("name", PIPELINES)
 def test_so_is_each_alone(subjects: Callable[[str], Subject], name: str) -> None:
     subject = subjects(name)
-    controls = LocalControls(subject.banks())
+    controls = LocalControlNets(subject.banks())
     for place in range(len(CASES)):
         (error,) = subject.errors(controls, [place])
         assert error <= RUN_TOLERANCE, place
@@ -56,14 +56,14 @@ def test_so_is_each_alone(subjects: Callable[[str], Subject], name: str) -> None
 def test_what_a_full_bank_drops_is_made_anew(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("sd15")
     banks = subject.banks(max_bytes=1)
-    assert max(subject.errors(LocalControls(banks))) <= RUN_TOLERANCE
+    assert max(subject.errors(LocalControlNets(banks))) <= RUN_TOLERANCE
     assert all(len(bank) <= 1 for bank in banks.values())
 
 
 def test_requests_that_have_left_are_not_kept(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("sd15")
     banks = subject.banks()
-    subject.errors(LocalControls(banks))
+    subject.errors(LocalControlNets(banks))
     assert [len(bank) for bank in banks.values()] == [0, 0, 0]
 
 
@@ -74,11 +74,11 @@ def test_requests_that_have_left_are_not_kept(subjects: Callable[[str], Subject]
 class Wrong:
     """Changes what is asked, or what is answered."""
 
-    inner: LocalControls
-    asked: Callable[[Sequence[ControlAsk]], Sequence[ControlAsk]] = lambda asks: asks
+    inner: LocalControlNets
+    asked: Callable[[Sequence[ControlNetAsk]], Sequence[ControlNetAsk]] = lambda asks: asks
     answered: Callable[[list[Any]], list[Any]] = lambda found: found
 
-    def ask(self, asks: Sequence[ControlAsk]) -> Sequence[Future[RowResiduals]]:
+    def ask(self, asks: Sequence[ControlNetAsk]) -> Sequence[Future[RowResiduals]]:
         return self.answered(list(self.inner.ask(self.asked(asks))))
 
     def forget(self, key: str) -> None:
@@ -116,7 +116,7 @@ def test_a_mistake_is_seen(subjects: Callable[[str], Subject], wrong: str) -> No
     """Two rows of one size, so that what is either's fits the other."""
     subject = subjects("sd15")
     changes = {name: make() for name, make in CONTROLS[wrong].items()}
-    errors = subject.errors(Wrong(LocalControls(subject.banks()), **changes), [0, 3])
+    errors = subject.errors(Wrong(LocalControlNets(subject.banks()), **changes), [0, 3])
     assert max(errors) >= CONTROL_FACTOR * RUN_TOLERANCE
 
 
@@ -133,7 +133,7 @@ def test_without_residuals_the_images_are_others(subjects: Callable[[str], Subje
 
 def test_a_row_without_its_maps_is_refused(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("sd15")
-    engine = engine_with(subject, LocalControls({}))
+    engine = engine_with(subject, LocalControlNets({}))
     [state] = subject.states([0])
     with pytest.raises(ValueError, match="'r0' has 1 ControlNets and 0 maps"):
         engine.add(replace(state, maps=()))
@@ -141,7 +141,7 @@ def test_a_row_without_its_maps_is_refused(subjects: Callable[[str], Subject]) -
 
 def test_a_culprit_fails_alone(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("sd15")
-    controls = LocalControls(subject.banks())
+    controls = LocalControlNets(subject.banks())
     engine = engine_with(subject, controls)
     with torch.inference_mode():
         good, bad = subject.states([0, 5])
@@ -158,7 +158,7 @@ def test_a_culprit_fails_alone(subjects: Callable[[str], Subject]) -> None:
 def test_what_could_not_be_asked_is_asked_again(subjects: Callable[[str], Subject]) -> None:
     """A step that fails before its ControlNets are asked is tried in halves, never without them."""
     subject = subjects("sd15")
-    controls = Wrong(LocalControls(subject.banks()), asked=FailsOnce())
+    controls = Wrong(LocalControlNets(subject.banks()), asked=FailsOnce())
     assert max(subject.errors(controls)) <= RUN_TOLERANCE
 
 
@@ -168,7 +168,7 @@ class FailsOnce:
     def __init__(self) -> None:
         self._has_failed = False
 
-    def __call__(self, asks: Sequence[ControlAsk]) -> Sequence[ControlAsk]:
+    def __call__(self, asks: Sequence[ControlNetAsk]) -> Sequence[ControlNetAsk]:
         if not self._has_failed:
             self._has_failed = True
             raise RuntimeError("out of memory")

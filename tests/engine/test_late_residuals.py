@@ -9,8 +9,8 @@ from functools import cache
 import pytest
 import torch
 
-from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
-from ray_cluster.engine.controlnets.local import LocalControls, SplitControls
+from ray_cluster.engine.controlnets.asks import ControlNetAsk, RowResiduals
+from ray_cluster.engine.controlnets.local import LocalControlNets, SplitControlNets
 from ray_cluster.errors import RequestFailed
 from tests.engine.conftest import Zoo
 from tests.engine.controlled import CASES, WITH_LORA, Subject, engine_with
@@ -31,14 +31,14 @@ def subjects(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Callable[[st
 class Remote:
     """Answers when it is told to."""
 
-    def __init__(self, inner: LocalControls) -> None:
+    def __init__(self, inner: LocalControlNets) -> None:
         self._inner = inner
         self.is_slow = True
         self.num_asked = 0
         self.forgotten: list[str] = []
-        self._open: list[tuple[ControlAsk, Future[RowResiduals]]] = []
+        self._open: list[tuple[ControlNetAsk, Future[RowResiduals]]] = []
 
-    def ask(self, asks: Sequence[ControlAsk]) -> Sequence[Future[RowResiduals]]:
+    def ask(self, asks: Sequence[ControlNetAsk]) -> Sequence[Future[RowResiduals]]:
         self.num_asked += len(asks)
         futures: list[Future[RowResiduals]] = [Future() for _ in asks]
         self._open += zip(asks, futures, strict=True)
@@ -71,7 +71,7 @@ def test_rows_whose_residuals_are_late_repeat_their_step_and_no_other_does(
 ) -> None:
     """Every second step is late: all images are what they were, row 2's as fast as ever."""
     subject = subjects("sd15")
-    remote = Remote(LocalControls(subject.banks()))
+    remote = Remote(LocalControlNets(subject.banks()))
     engine = engine_with(subject, remote)
     places = range(len(CASES))
     states = subject.states(places)
@@ -103,7 +103,7 @@ def test_rows_whose_residuals_are_late_repeat_their_step_and_no_other_does(
 @torch.inference_mode()
 def test_a_row_that_waits_is_left_out_of_steps(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("sd15")
-    remote = Remote(LocalControls(subject.banks()))
+    remote = Remote(LocalControlNets(subject.banks()))
     engine = engine_with(subject, remote)
     for state in subject.states([0, 2]):
         engine.add(state)
@@ -122,7 +122,7 @@ def test_a_row_that_waits_is_left_out_of_steps(subjects: Callable[[str], Subject
 @torch.inference_mode()
 def test_a_row_without_an_answer_fails_alone(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("sd15")
-    remote = Remote(LocalControls(subject.banks()))
+    remote = Remote(LocalControlNets(subject.banks()))
     engine = engine_with(subject, remote)
     for state in subject.states([0, 2]):
         engine.add(state)
@@ -137,7 +137,7 @@ def test_a_row_without_an_answer_fails_alone(subjects: Callable[[str], Subject])
 @torch.inference_mode()
 def test_an_aborted_row_needs_no_answer(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("sd15")
-    remote = Remote(LocalControls(subject.banks()))
+    remote = Remote(LocalControlNets(subject.banks()))
     engine = engine_with(subject, remote)
     for state in subject.states([0]):
         engine.add(state)
@@ -158,6 +158,6 @@ def test_an_aborted_row_needs_no_answer(subjects: Callable[[str], Subject]) -> N
 def test_some_run_here_and_some_elsewhere(subjects: Callable[[str], Subject]) -> None:
     subject = subjects("sd15")
     banks = subject.banks()
-    here = LocalControls({"0": banks["0"]})
-    elsewhere = LocalControls({"1": banks["1"], "2": banks["2"]})
-    assert max(subject.errors(SplitControls(here, elsewhere, frozenset("0")))) <= RUN_TOLERANCE
+    here = LocalControlNets({"0": banks["0"]})
+    elsewhere = LocalControlNets({"1": banks["1"], "2": banks["2"]})
+    assert max(subject.errors(SplitControlNets(here, elsewhere, frozenset("0")))) <= RUN_TOLERANCE

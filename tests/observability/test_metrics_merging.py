@@ -20,7 +20,7 @@ from ray_cluster.engine.step.step_engine import StepReport
 from ray_cluster.jobs.controller_metrics import plan_snapshot
 from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot, merge, render, take
 from ray_cluster.protocol.controller import PlanReport, RoundRecord
-from ray_cluster.replica.controlnet.metrics import ControlClientMetrics, ControlServerMetrics
+from ray_cluster.replica.controlnet.metrics import ControlNetClientMetrics, ControlNetServerMetrics
 from ray_cluster.replica.denoise.metrics import ReplicaMetrics, ScorerMetrics
 from ray_cluster.replica.lora_store.metrics import LoraMetrics
 
@@ -133,8 +133,8 @@ def test_the_documentation_names_every_metric() -> None:
         ReplicaMetrics("m", "r").snapshot(),
         ScorerMetrics("judge").snapshot(),
         LoraMetrics("node").snapshot(0),
-        ControlServerMetrics("edges").snapshot(),
-        ControlClientMetrics().snapshot(),
+        ControlNetServerMetrics("edges").snapshot(),
+        ControlNetClientMetrics().snapshot(),
         cell_snapshot(cluster, JobCounts()),
         plan_snapshot(report, 0.0),
     ]

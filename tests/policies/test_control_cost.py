@@ -16,7 +16,7 @@ from ray_cluster.policies.costs.cost_learning import (
     fitted_work,
     observe_step,
     refitted_cost,
-    remote_control_share,
+    remote_controlnet_share,
 )
 from ray_cluster.policies.costs.cost_model import (
     ExtraWork,
@@ -156,9 +156,9 @@ def test_the_measured_share_is_what_steps_with_controlnets_take_more() -> None:
 
 def test_elsewhere_a_controlnet_adds_what_outlasts_the_first_half_and_the_way() -> None:
     cost = StepCost(0.02, 0.1)
-    share = remote_control_share(cost, (1024, 1024), 4)
+    share = remote_controlnet_share(cost, (1024, 1024), 4)
     work = work_of([(1024, 1)] * 4)
     alone, with_it = (step_s(replace(cost, control_share=one), work) for one in (0.0, share))
     assert with_it - alone == pytest.approx(0.1 * 0.45 * alone + 0.001)
     # small images: the way counts more
-    assert remote_control_share(cost, (64, 64), 1) > share
+    assert remote_controlnet_share(cost, (64, 64), 1) > share

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.policies.planning.controlnet_placement import (
-    ControlledSteps,
-    ControlPlacement,
+    ControlNetPlacement,
+    ControlNetSteps,
     PlacedControlNet,
     PlacementProblem,
     evaluated,
@@ -25,9 +25,9 @@ EDGES, DEPTH = (PlacedControlNet(name, 0.049, 3 * GIB) for name in ("edges", "de
 PROBLEM = PlacementProblem(
     controlnets=(EDGES, DEPTH),
     steps=(
-        ControlledSteps((), 10.0),
-        ControlledSteps(("edges",), 20.0),
-        ControlledSteps(("edges", "depth"), 5.0),
+        ControlNetSteps((), 10.0),
+        ControlNetSteps(("edges",), 20.0),
+        ControlNetSteps(("edges", "depth"), 5.0),
     ),
     encode_s=0.045,
     decode_s=0.055,
@@ -77,7 +77,7 @@ def test_bases_that_have_too_much_to_do_are_relieved() -> None:
 
 def test_what_cannot_be_is_said() -> None:
     nowhere = place_controlnets(replace(PROBLEM, memory_bytes=0, num_devices=1))
-    assert nowhere == ControlPlacement({}, shortage="memory")
+    assert nowhere == ControlNetPlacement({}, shortage="memory")
     late = place_controlnets(replace(PROBLEM, most_step_s=0.05))
     assert late.shortage == "time"
     # as little late as possible
@@ -86,7 +86,7 @@ def test_what_cannot_be_is_said() -> None:
     assert busy.shortage == "time"
     assert busy.busy > 1
     with pytest.raises(ValueError, match="steps name 'x'; there are depth, edges"):
-        place_controlnets(replace(PROBLEM, steps=(ControlledSteps(("x",), 1.0),)))
+        place_controlnets(replace(PROBLEM, steps=(ControlNetSteps(("x",), 1.0),)))
     assert place_controlnets(replace(PROBLEM, controlnets=(), steps=())).num_replicas == {}
 
 
@@ -107,7 +107,7 @@ def is_allowed(problem: PlacementProblem, num_replicas: Mapping[str, int]) -> bo
     )
 
 
-def excess(problem: PlacementProblem, placed: ControlPlacement) -> float:
+def excess(problem: PlacementProblem, placed: ControlNetPlacement) -> float:
     """By how many bases there are too few, and what share of the target steps are late by."""
     plain_s = problem.encode_s + problem.decode_s
     nets = {one.name: one for one in problem.controlnets}
@@ -165,7 +165,7 @@ nets = st.tuples(
 )
 kinds = st.lists(
     st.builds(
-        ControlledSteps,
+        ControlNetSteps,
         st.sets(st.sampled_from(NAMES)).map(lambda one: tuple(sorted(one))),
         st.sampled_from([1.0, 5.0, 12.0]),
     ),
@@ -206,10 +206,10 @@ def test_a_service_of_forty_seven_controlnets_is_placed() -> None:
     weights = [(rank + 1) ** -2.8 for rank in range(47)]
     controlnets = tuple(PlacedControlNet(f"net-{rank}", 0.049, 3 * GIB, 0.25) for rank in range(47))
     steps = [
-        ControlledSteps((one.name,), 40 * weight)
+        ControlNetSteps((one.name,), 40 * weight)
         for one, weight in zip(controlnets, weights, strict=True)
     ]
-    steps += [ControlledSteps(("net-0", "net-1"), 20.0), ControlledSteps(("net-0", "net-2"), 9.0)]
+    steps += [ControlNetSteps(("net-0", "net-1"), 20.0), ControlNetSteps(("net-0", "net-2"), 9.0)]
     problem = replace(
         PROBLEM, controlnets=controlnets, steps=tuple(steps), num_bases=20, num_devices=16
     )

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
+from ray_cluster.engine.controlnets.asks import ControlNetAsk, RowResiduals
 from ray_cluster.engine.controlnets.bank import BankRow
 from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.protocol.leases import Directory, Endpoint, Peer
-from ray_cluster.replica.controlnet.server import ControlServer
+from ray_cluster.replica.controlnet.server import ControlNetServer
 from ray_cluster.transport.connecting import listen
 
 NAME = "edges"
@@ -69,11 +69,11 @@ class RandomBank:
 
 def ask_of(
     seed: int, *, step: int = 0, deadline_s: float | None = None, name: str = NAME
-) -> ControlAsk:
+) -> ControlNetAsk:
     """A step of the request of a seed; with a deadline an hour away unless given."""
     generator = torch.Generator().manual_seed(seed)
     draw = {"generator": generator}
-    return ControlAsk(
+    return ControlNetAsk(
         name=name,
         key=f"request-{seed}/0",
         conditioning=Conditioning(
@@ -86,7 +86,7 @@ def ask_of(
     )
 
 
-def expected(ask: ControlAsk) -> RowResiduals:
+def expected(ask: ControlNetAsk) -> RowResiduals:
     bank = RandomBank()
     bank.open(ask.key, ask.conditioning, ask.map)
     return bank.compute([BankRow(ask.key, ask.latents, ask.timestep)])[0]
@@ -170,7 +170,7 @@ def _fork_workers() -> None:
 
 
 def _serve(delay_s: float, parent: int) -> None:
-    server = ControlServer(NAME, RandomBank(delay_s=delay_s), max_batch=8, clock=time.monotonic)
+    server = ControlNetServer(NAME, RandomBank(delay_s=delay_s), max_batch=8, clock=time.monotonic)
     server.start()
     listener = listen("127.0.0.1", server.accept)
     sys.stdout.write(f"{listener.target} {listener.secret} {os.getpid()}\n")

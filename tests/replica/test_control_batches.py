@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from ray_cluster.errors import DeviceBroken
-from ray_cluster.replica.controlnet.batches import Answer, ControlBatches, WaitingRow
-from ray_cluster.replica.controlnet.metrics import ControlServerMetrics
+from ray_cluster.replica.controlnet.batches import Answer, ControlNetBatches, WaitingRow
+from ray_cluster.replica.controlnet.metrics import ControlNetServerMetrics
 from tests.replica.control_bank import NAME, RandomBank, ask_of, expected, is_same
 
 
 class Setup:
     def __init__(self, bank: RandomBank, max_batch: int = 8) -> None:
         self.bank = bank
-        self.metrics = ControlServerMetrics(NAME)
-        self.batches = ControlBatches(
+        self.metrics = ControlNetServerMetrics(NAME)
+        self.batches = ControlNetBatches(
             NAME, bank, max_batch=max_batch, clock=lambda: 0.0, metrics=self.metrics
         )
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from ray_cluster.replica.controlnet.calls import Call, Changes, ControlCalls
-from ray_cluster.replica.controlnet.metrics import ControlClientMetrics
+from ray_cluster.replica.controlnet.calls import Call, Changes, ControlNetCalls
+from ray_cluster.replica.controlnet.metrics import ControlNetClientMetrics
 from tests.replica.control_bank import NAME, ask_of
 
 
 class Setup:
     def __init__(self) -> None:
         self.now_s = 1000.0
-        self.metrics = ControlClientMetrics()
-        self.calls = ControlCalls(clock=lambda: self.now_s, metrics=self.metrics)
+        self.metrics = ControlNetClientMetrics()
+        self.calls = ControlNetCalls(clock=lambda: self.now_s, metrics=self.metrics)
 
     def ask(self, seed: int, *, deadline_s: float = 2000.0) -> Call:
         call, self.last = self.calls.ask(ask_of(seed, deadline_s=deadline_s))

@@ -11,16 +11,16 @@ from concurrent.futures import Future, wait
 import pytest
 import torch
 
-from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
-from ray_cluster.engine.controlnets.bank import Bank, ControlBank
+from ray_cluster.engine.controlnets.asks import ControlNetAsk, RowResiduals
+from ray_cluster.engine.controlnets.bank import Bank, ControlNetBank
 from ray_cluster.engine.controlnets.loading import load_controlnet
-from ray_cluster.engine.controlnets.local import LocalControls
+from ray_cluster.engine.controlnets.local import LocalControlNets
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.errors import RequestFailed
 from ray_cluster.observability.metrics_snapshot import Snapshot
-from ray_cluster.replica.controlnet.client import RemoteControls
-from ray_cluster.replica.controlnet.server import ControlServer
+from ray_cluster.replica.controlnet.client import RemoteControlNets
+from ray_cluster.replica.controlnet.server import ControlNetServer
 from ray_cluster.transport.connecting import Listener, connect, listen
 from ray_cluster.transport.in_process import pair
 from ray_cluster.transport.links import Link, LinkKind, LinkLimits, LinkRefused
@@ -42,18 +42,18 @@ class Service:
 
     def __init__(self, bank: Bank, kind: LinkKind = "in-process", max_batch: int = 8) -> None:
         self.bank = bank
-        self.server = ControlServer(NAME, bank, max_batch=max_batch, clock=time.monotonic)
+        self.server = ControlNetServer(NAME, bank, max_batch=max_batch, clock=time.monotonic)
         self._kind = kind
         self.limits = LinkLimits()
         self.links: list[Link] = []
         self._listener: Listener | None = None
-        self.clients: list[RemoteControls] = []
+        self.clients: list[RemoteControlNets] = []
         self.num_ready = 0
         if kind != "in-process":
             self._listener = listen("127.0.0.1", self.server.accept)
 
-    def client(self) -> RemoteControls:
-        client = RemoteControls(
+    def client(self) -> RemoteControlNets:
+        client = RemoteControlNets(
             clock=time.monotonic, on_ready=self._count, connector=self._connect, patience_s=0.2
         )
         client.set_peers(directory(peer_of("here:1", "secret", "r1"), peer_of("x", "", "o", "no")))
@@ -256,7 +256,7 @@ def test_nobody_serves_it_and_the_request_says_so_after_its_patience() -> None:
     def refuse(_target: str, _secret: str) -> Link:
         raise LinkRefused("nobody listens")
 
-    client = RemoteControls(
+    client = RemoteControlNets(
         clock=time.monotonic, on_ready=lambda: None, connector=refuse, patience_s=0.1
     )
     client.set_peers(directory(peer_of("here:1", "secret", "r1")))
@@ -295,11 +295,11 @@ def test_a_batch_that_hangs_is_reported() -> None:
             assert going_on.wait(PATIENCE_S)
             return super().compute(rows)  # type: ignore[arg-type]
 
-    server = ControlServer(NAME, HangingBank(), max_batch=2, clock=lambda: now_s[0])
+    server = ControlNetServer(NAME, HangingBank(), max_batch=2, clock=lambda: now_s[0])
     server.start()
     link, there = pair()
     server.accept(there)
-    client = RemoteControls(
+    client = RemoteControlNets(
         clock=time.monotonic, on_ready=lambda: None, connector=lambda _target, _secret: link
     )
     client.set_peers(directory(peer_of("here:1", "secret", "r1")))
@@ -315,7 +315,7 @@ def test_a_batch_that_hangs_is_reported() -> None:
     client.close()
 
 
-def _is_alive(server: ControlServer) -> bool:
+def _is_alive(server: ControlNetServer) -> bool:
     try:
         server.check_alive(60.0)
     except RuntimeError:
@@ -323,11 +323,11 @@ def _is_alive(server: ControlServer) -> bool:
     return True
 
 
-def _real_ask(seed: int, timestep: float) -> ControlAsk:
+def _real_ask(seed: int, timestep: float) -> ControlNetAsk:
     generator = torch.Generator().manual_seed(seed)
     prompts = torch.randn(2, 12, 64, generator=generator)
     px = 64 + 32 * (seed % 2)
-    return ControlAsk(
+    return ControlNetAsk(
         name=NAME,
         key=f"{seed}/0",
         conditioning=Conditioning(prompts[0], prompts[1] if seed % 3 else None),
@@ -341,11 +341,11 @@ def _real_ask(seed: int, timestep: float) -> ControlAsk:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_real_controlnet_elsewhere_makes_what_it_makes_here(kind: LinkKind) -> None:
     model = load_controlnet("shapes-sd-edges", torch.device("cpu"))
-    bank, here = (ControlBank(model, max_bytes=2**26) for _ in range(2))
+    bank, here = (ControlNetBank(model, max_bytes=2**26) for _ in range(2))
     # a batch of one each, and one thread: what is compared is the way there and back
     prepare_threads(1)
     with served(bank, kind, max_batch=1) as service, torch.inference_mode():
-        client, local = service.client(), LocalControls({NAME: here})
+        client, local = service.client(), LocalControlNets({NAME: here})
         for timestep in (999.0, 500.0):
             asks = [_real_ask(seed, timestep) for seed in range(4)]
             # all of them first: both ends have the same weights, which one thread calls at a time

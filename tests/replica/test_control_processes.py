@@ -12,10 +12,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
+from ray_cluster.engine.controlnets.asks import ControlNetAsk, RowResiduals
 from ray_cluster.errors import RequestFailed
 from ray_cluster.protocol.leases import Directory
-from ray_cluster.replica.controlnet.client import RemoteControls
+from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.transport.connecting import connect
 from ray_cluster.transport.links import Link
 from tests.replica.control_bank import (
@@ -51,7 +51,7 @@ class Base:
 
     def __init__(self) -> None:
         self._num_links = 0
-        self.controls = RemoteControls(
+        self.controls = RemoteControlNets(
             clock=time.monotonic,
             on_ready=lambda: None,
             patience_s=1.0,
@@ -91,22 +91,22 @@ def base() -> Iterator[Base]:
 
 
 @pytest.fixture
-def controls(base: Base) -> RemoteControls:
+def controls(base: Base) -> RemoteControlNets:
     return base.controls
 
 
-def _check(asks: list[ControlAsk], futures: list[Future[RowResiduals]]) -> None:
+def _check(asks: list[ControlNetAsk], futures: list[Future[RowResiduals]]) -> None:
     for ask, future in zip(asks, futures, strict=True):
         assert is_same(future.result(PATIENCE_S), expected(ask))
 
 
-def _step(controls: RemoteControls, step: int, seeds: range = range(6)) -> None:
+def _step(controls: RemoteControlNets, step: int, seeds: range = range(6)) -> None:
     asks = [ask_of(seed, step=step) for seed in seeds]
     _check(asks, list(controls.ask(asks)))
 
 
 def test_a_killed_worker_costs_nothing_but_time(
-    base: Base, workers: list[BankProcess], controls: RemoteControls
+    base: Base, workers: list[BankProcess], controls: RemoteControlNets
 ) -> None:
     base.use(*workers)
     _step(controls, 0)
@@ -120,7 +120,7 @@ def test_a_killed_worker_costs_nothing_but_time(
 
 
 def test_a_stopped_worker_is_left_alone_until_it_answers(
-    base: Base, workers: list[BankProcess], controls: RemoteControls
+    base: Base, workers: list[BankProcess], controls: RemoteControlNets
 ) -> None:
     base.use(*workers)
     _step(controls, 0)
@@ -138,7 +138,7 @@ def test_a_stopped_worker_is_left_alone_until_it_answers(
 
 
 def test_all_workers_gone_and_another_one_there(
-    base: Base, factory: BankFactory, workers: list[BankProcess], controls: RemoteControls
+    base: Base, factory: BankFactory, workers: list[BankProcess], controls: RemoteControlNets
 ) -> None:
     base.use(*workers)
     _step(controls, 0)
@@ -157,7 +157,7 @@ def test_all_workers_gone_and_another_one_there(
 
 
 def test_a_slow_worker_is_helped_by_another_one(
-    base: Base, factory: BankFactory, controls: RemoteControls
+    base: Base, factory: BankFactory, controls: RemoteControlNets
 ) -> None:
     slow, fast = factory.make(delay_s=1.0), factory.make()
     base.use(slow, fast)
@@ -168,11 +168,11 @@ def test_a_slow_worker_is_helped_by_another_one(
 
 _ASKS_FOR_EVER = """
 import sys, time
-from ray_cluster.replica.controlnet.client import RemoteControls
+from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.transport.connecting import connect
 from ray_cluster.transport.links import Link
 from tests.replica.control_bank import ask_of, directory, peer_of
-controls = RemoteControls(clock=time.monotonic, on_ready=lambda: None)
+controls = RemoteControlNets(clock=time.monotonic, on_ready=lambda: None)
 controls.set_peers(directory(peer_of(sys.argv[1], sys.argv[2], "r0")))
 for step in range(10 ** 6):
     futures = controls.ask([ask_of(seed, step=step) for seed in range(8)])
@@ -184,7 +184,7 @@ for step in range(10 ** 6):
 
 
 def test_a_base_replica_that_is_killed_or_stopped_holds_up_nobody(
-    base: Base, workers: list[BankProcess], controls: RemoteControls
+    base: Base, workers: list[BankProcess], controls: RemoteControlNets
 ) -> None:
     endpoint = workers[0].peer.endpoint
     command = [sys.executable, "-c", _ASKS_FOR_EVER, endpoint.target, endpoint.secret]

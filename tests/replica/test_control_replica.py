@@ -28,12 +28,12 @@ from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.protocol.leases import Returned
 from ray_cluster.protocol.outcomes import Completed, Outcome
-from ray_cluster.replica.controlnet.agent import ControlAgent
-from ray_cluster.replica.controlnet.builder import build_control
-from ray_cluster.replica.controlnet.client import RemoteControls
+from ray_cluster.replica.controlnet.agent import ControlNetAgent
+from ray_cluster.replica.controlnet.builder import build_controlnet
+from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.replica.denoise.builder import build_agent
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, Failure, ImageRequest
+from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, Failure, ImageRequest
 from ray_cluster.storage.inputs import OPEN_OWNER, InputStore
 from tests.engine.random_controlnets import random_map
 from tests.replica.setup import Link, offer, outcomes, until
@@ -69,7 +69,7 @@ class Cell:
     folder: Path
     coder: ImageCoder
     link: ReplicaLink
-    agents: list[ReplicaAgent | ControlAgent]
+    agents: list[ReplicaAgent | ControlNetAgent]
 
     async def add_base(self, name: str = "base") -> ReplicaAgent:
         agent = build_agent(
@@ -83,8 +83,8 @@ class Cell:
         )
         return self._started(agent)
 
-    async def add_control(self, net: str, name: str = "") -> ControlAgent:
-        agent = build_control(
+    async def add_control(self, net: str, name: str = "") -> ControlNetAgent:
+        agent = build_controlnet(
             controlnet_arguments(self.config, net),
             None,
             replica_id=name or net,
@@ -99,7 +99,7 @@ class Cell:
         self.agents.append(agent)
         return agent
 
-    async def remove(self, agent: ReplicaAgent | ControlAgent) -> None:
+    async def remove(self, agent: ReplicaAgent | ControlNetAgent) -> None:
         self.agents.remove(agent)
         await agent.drain()
 
@@ -118,7 +118,7 @@ class Cell:
             "owner": OPEN_OWNER,
             "add_ons": AddOns(
                 controls=tuple(
-                    ControlUse(name, ref_of(png_of(a_map(index, place))), **fields)
+                    ControlNetUse(name, ref_of(png_of(a_map(index, place))), **fields)
                     for place, (name, fields) in enumerate(USES[index % len(USES)])
                 )
             ),
@@ -292,8 +292,8 @@ async def test_a_request_whose_controlnet_has_gone_returns_to_the_queue_with_its
     tmp_path: Path, coder: ImageCoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "ray_cluster.replica.denoise.builder.RemoteControls",
-        partial(RemoteControls, patience_s=0.2),
+        "ray_cluster.replica.denoise.builder.RemoteControlNets",
+        partial(RemoteControlNets, patience_s=0.2),
     )
     async with cell(tmp_path, coder) as here:
         first = await here.add_control("edges", "first")
@@ -325,7 +325,7 @@ async def test_a_map_that_is_gone_fails_its_request_alone(
         bad = replace(
             here.request(0),
             request_id="bad",
-            add_ons=AddOns(controls=(ControlUse("edges", BlobRef("0" * 64, 5)),)),
+            add_ons=AddOns(controls=(ControlNetUse("edges", BlobRef("0" * 64, 5)),)),
         )
         found = await made(here, [bad, here.request(0), here.request(2)])
         failure = found.pop("bad")

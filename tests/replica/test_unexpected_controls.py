@@ -10,9 +10,9 @@ import pytest
 from torch import Tensor
 
 from ray_cluster.engine.controlnets.bank import BankRow
-from ray_cluster.replica.controlnet.batches import ControlBatches, WaitingRow
-from ray_cluster.replica.controlnet.client import RemoteControls
-from ray_cluster.replica.controlnet.metrics import ControlServerMetrics
+from ray_cluster.replica.controlnet.batches import ControlNetBatches, WaitingRow
+from ray_cluster.replica.controlnet.client import RemoteControlNets
+from ray_cluster.replica.controlnet.metrics import ControlNetServerMetrics
 from tests.engine.staged import until as until_so
 from tests.replica.control_bank import NAME, PATIENCE_S, RandomBank, ask_of, expected, is_same
 from tests.replica.test_control_links import Service, served
@@ -21,8 +21,8 @@ from tests.replica.test_unexpected import SECRET, odd
 
 def test_a_row_of_a_controlnet_that_fails_oddly_is_refused_alone() -> None:
     """The computing thread would have died, and with it each replica that the row came to."""
-    bank, metrics = RandomBank(), ControlServerMetrics(NAME)
-    batches = ControlBatches(NAME, bank, max_batch=8, clock=lambda: 0.0, metrics=metrics)
+    bank, metrics = RandomBank(), ControlNetServerMetrics(NAME)
+    batches = ControlNetBatches(NAME, bank, max_batch=8, clock=lambda: 0.0, metrics=metrics)
     real_open, real_compute = bank.open, bank.compute
 
     def open_it(key: str, conditioning: Any, control_map: Tensor) -> None:
@@ -48,7 +48,7 @@ def test_a_row_of_a_controlnet_that_fails_oddly_is_refused_alone() -> None:
     assert answers[3].residuals is not None
 
 
-def asked(client: RemoteControls, seed: int = 1) -> None:
+def asked(client: RemoteControlNets, seed: int = 1) -> None:
     """Ask, and check the answer."""
     ask = ask_of(seed)
     (future,) = client.ask([ask])
@@ -109,7 +109,7 @@ def test_links_to_a_controlnet_outlive_odd_errors(
         assert _alive(client) >= 2
 
 
-def _alive(client: RemoteControls) -> int:
+def _alive(client: RemoteControlNets) -> int:
     return sum(thread.is_alive() for thread in client._threads)
 
 

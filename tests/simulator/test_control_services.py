@@ -15,7 +15,7 @@ from ray_cluster.simulator.cell.cell import CellResult, CellSpec, PoolSpec
 from ray_cluster.simulator.cell.experiment import CellExperiment, CellRun
 from ray_cluster.simulator.cell.runs import run_cell
 from ray_cluster.simulator.controlnets.add_ons import AddOnCost, Way
-from ray_cluster.simulator.controlnets.services import ControlServices, ServiceSpec
+from ray_cluster.simulator.controlnets.services import ControlNetServices, ServiceSpec
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Arrival
@@ -105,7 +105,7 @@ def answered(
 ) -> dict[str, float]:
     """Return when each of some asks of one device is answered, by request."""
     events, found = EventQueue(), dict[str, float]()
-    services = ControlServices(ServiceSpec(1, COST, add_ons, max_batch=2), events)
+    services = ControlNetServices(ServiceSpec(1, COST, add_ons, max_batch=2), events)
     for at_s, net, one in asks:
         events.at(
             at_s,

@@ -10,7 +10,7 @@ import yaml
 
 from benchmarks.machine import ROOT
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.controlnets.sizing import ControlSizingTask, plan_controlnets
+from ray_cluster.simulator.controlnets.sizing import ControlNetSizingTask, plan_controlnets
 
 EXAMPLE = ROOT / "benchmarks" / "policies" / "plans" / "controlnets.yaml"
 
@@ -25,7 +25,7 @@ def plan(**changes: Any) -> Any:
 
 
 def test_the_file_says_what_the_policy_needs() -> None:
-    problem = ControlSizingTask.model_validate(example()).problem()
+    problem = ControlNetSizingTask.model_validate(example()).problem()
     assert [one.per_s for one in problem.steps] == [pytest.approx(10), pytest.approx(30)]
     assert problem.per_s("edges") == pytest.approx(40)
     assert problem.memory_bytes == 10 * problem.controlnets[0].memory_bytes == 30 << 30

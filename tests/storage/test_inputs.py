@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, Edit
+from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, Edit
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from ray_cluster.storage.inputs import (
     OPEN_OWNER,
@@ -218,7 +218,7 @@ async def test_an_upload_takes_little_memory(folder: Folder) -> None:
 
 def test_a_request_names_all_its_inputs() -> None:
     first, second, third = (BlobRef(digit * 64, 1) for digit in "123")
-    control = AddOns(controls=(ControlUse("edges", first),))
+    control = AddOns(controls=(ControlNetUse("edges", first),))
     requests = [
         image_request(
             "a", owner=ALICE, add_ons=control, edit=Edit(second, (64, 64), 4, mask=third)

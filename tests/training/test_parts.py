@@ -15,11 +15,11 @@ from ray_cluster.training.figures.card import (
     write_training,
 )
 from ray_cluster.training.figures.evaluate import EvaluationOptions
-from ray_cluster.training.figures.evaluate_parts import evaluate_control, evaluate_lora
-from ray_cluster.training.networks.controlnet import build_control
+from ray_cluster.training.figures.evaluate_parts import evaluate_controlnet, evaluate_lora
+from ray_cluster.training.networks.controlnet import build_controlnet
 from ray_cluster.training.networks.denoiser import base_unet
 from ray_cluster.training.publish import measure
-from ray_cluster.training.recipe import ControlRecipe
+from ray_cluster.training.recipe import ControlNetRecipe
 from ray_cluster.training.stages import CONTROLS, MODEL_STAGES, train
 from tests.training.cards import card_hashes
 from tests.training.tiny import TINY_STEPS, tiny_run
@@ -68,7 +68,7 @@ def test_a_controlnet_is_measured_with_and_without(
     name: str, tmp_path: Path, tiny_base: Path
 ) -> None:
     folder = finished(name, tmp_path, tiny_base)
-    figures = evaluate_control(folder, tiny_base, CONTROLS[name], options=FEW, report=folder)
+    figures = evaluate_controlnet(folder, tiny_base, CONTROLS[name], options=FEW, report=folder)
     for side in (figures.with_part, figures.without):
         assert side["edge agreement (F1 within 1 px)"].total == 8
     check_card(name, figures.tables(), folder)
@@ -88,7 +88,7 @@ def test_an_untrained_controlnet_changes_nothing_and_shares_the_unets_weights(
     tiny_base: Path, tmp_path: Path
 ) -> None:
     unet = base_unet(tiny_run(tmp_path, base=tiny_base))
-    control = build_control(ControlRecipe("edges"), unet)
+    control = build_controlnet(ControlNetRecipe("edges"), unet)
     theirs = unet.state_dict()
     shared = [name for name in control.state_dict() if name in theirs]
     assert any("resnets" in name for name in shared)

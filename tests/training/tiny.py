@@ -13,7 +13,7 @@ from ray_cluster.training.discriminators.recipe import (
 from ray_cluster.training.recipe import (
     ClassifierRecipe,
     CodecRecipe,
-    ControlRecipe,
+    ControlNetRecipe,
     DenoiserPhase,
     LoraRecipe,
     Recipe,
@@ -83,9 +83,9 @@ def tiny_phase(recipe: UNetRecipe, name: str) -> DenoiserPhase:
     return replace(getattr(recipe, name), **TINY)
 
 
-def tiny_control(kind: Literal["edges", "layout"]) -> ControlRecipe:
+def tiny_control(kind: Literal["edges", "layout"]) -> ControlNetRecipe:
     """A ControlNet's recipe of a few steps."""
-    return ControlRecipe(kind, phase=replace(ControlRecipe(kind).phase, **TINY))
+    return ControlNetRecipe(kind, phase=replace(ControlNetRecipe(kind).phase, **TINY))
 
 
 def tiny_run(

@@ -23,7 +23,7 @@ _TEXTS, _NUMBERS = ("name", "preprocess"), ("scale", "start", "end")
 _DIGESTS = ("image_sha256", "map_sha256")
 
 
-class ControlOption(NamedTuple):
+class ControlNetOption(NamedTuple):
     """A ControlNet as the option names it.
 
     Attributes:
@@ -34,7 +34,7 @@ class ControlOption(NamedTuple):
     values: dict[str, Any]
 
 
-class ControlInput(NamedTuple):
+class ControlNetInput(NamedTuple):
     """A ControlNet with the file that it follows, whole."""
 
     file: InputFile
@@ -46,7 +46,7 @@ class ControlInput(NamedTuple):
         return {**self.values, "image": self.file.base64}
 
 
-def parse_controls(texts: Sequence[str]) -> list[ControlOption]:
+def parse_controlnets(texts: Sequence[str]) -> list[ControlNetOption]:
     """Return what options like ``edges+canny=photo.png:0.8:0-0.6`` mean.
 
     Raises:
@@ -55,7 +55,7 @@ def parse_controls(texts: Sequence[str]) -> list[ControlOption]:
     return [_parsed(text) for text in texts]
 
 
-def _parsed(text: str) -> ControlOption:
+def _parsed(text: str) -> ControlNetOption:
     found = _CONTROL.fullmatch(text)
     if found is None:
         raise InvalidRequest(
@@ -67,10 +67,10 @@ def _parsed(text: str) -> ControlOption:
     given = {name: value for name, value in found.groupdict().items() if value is not None}
     values: dict[str, Any] = {name: given[name] for name in _TEXTS if name in given}
     values |= {name: float(given[name]) for name in _NUMBERS if name in given}
-    return ControlOption(Path(given["path"]), values)
+    return ControlNetOption(Path(given["path"]), values)
 
 
-def controls_of_recipe(text: str) -> list[dict[str, Any]]:
+def controlnets_of_recipe(text: str) -> list[dict[str, Any]]:
     """Return the ControlNets of a recipe; raises ValueError for anything else."""
     found = json.loads(text)
     if not isinstance(found, list) or not all(
@@ -80,12 +80,12 @@ def controls_of_recipe(text: str) -> list[dict[str, Any]]:
     return found
 
 
-def read_controls(
-    given: Sequence[ControlOption],
+def read_controlnets(
+    given: Sequence[ControlNetOption],
     max_bytes: int,
     like: Path | None = None,
     recipe: Sequence[dict[str, Any]] = (),
-) -> tuple[ControlInput, ...]:
+) -> tuple[ControlNetInput, ...]:
     """Read the files of ControlNets; what an option leaves open is as in the recipe.
 
     Args:
@@ -113,12 +113,12 @@ def read_controls(
     return tuple(_as_in(one, wanted, like) for one, wanted in zip(inputs, recipe, strict=True))
 
 
-def _read(one: ControlOption, max_bytes: int) -> ControlInput:
+def _read(one: ControlNetOption, max_bytes: int) -> ControlNetInput:
     option = f"{_OPTION} {one.values['name']}="
-    return ControlInput(read_input(option, one.path, max_bytes), one.values)
+    return ControlNetInput(read_input(option, one.path, max_bytes), one.values)
 
 
-def _as_in(one: ControlInput, wanted: dict[str, Any], like: Path | None) -> ControlInput:
+def _as_in(one: ControlNetInput, wanted: dict[str, Any], like: Path | None) -> ControlNetInput:
     digest = one.file.ref.sha256
     if digest != wanted["image_sha256"]:
         raise ConfigError(

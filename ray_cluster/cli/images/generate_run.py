@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ray_cluster.cli.images.controlnet_options import (
-    ControlInput,
-    ControlOption,
-    controls_of_recipe,
-    parse_controls,
-    read_controls,
+    ControlNetInput,
+    ControlNetOption,
+    controlnets_of_recipe,
+    parse_controlnets,
+    read_controlnets,
 )
 from ray_cluster.cli.images.edit_inputs import EditInputs, RecipeInputs, read_inputs
 from ray_cluster.cli.images.image_files import (
@@ -45,7 +45,7 @@ _VALUE_BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "crop": str,
     "loras": loras_of_recipe,
     "lora_start_step": int,
-    "controlnets": controls_of_recipe,
+    "controlnets": controlnets_of_recipe,
 }
 # what says how the image came about, and nothing that is needed to make it again
 _NOTES = {"cascade"}
@@ -76,7 +76,7 @@ class _Inputs(NamedTuple):
     """The images that a call is made from: those that it edits, and those of its ControlNets."""
 
     edit: EditInputs | None
-    controls: tuple[ControlInput, ...]
+    controls: tuple[ControlNetInput, ...]
 
     def added_to(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """Return a call with them."""
@@ -99,7 +99,7 @@ def run(options: Mapping[str, Any], files: Files, target: Target) -> None:
     if options["loras"] is not None:
         given["loras"] = parse_loras(options["loras"])
     given["controlnets"] = None
-    controls = parse_controls(options["controlnets"] or ())
+    controls = parse_controlnets(options["controlnets"] or ())
     body = {name: value for name, value in given.items() if value is not None}
     _check_finite(body)
     config = load_config(target.config)
@@ -137,7 +137,7 @@ def _check_finite(body: Mapping[str, Any]) -> None:
 
 
 def _with_inputs(
-    body: dict[str, Any], files: Files, controls: Sequence[ControlOption], max_bytes: int
+    body: dict[str, Any], files: Files, controls: Sequence[ControlNetOption], max_bytes: int
 ) -> tuple[dict[str, Any], _Inputs]:
     """Return a call with what its recipe adds, and the images that it is made from.
 
@@ -146,13 +146,13 @@ def _with_inputs(
     """
     if files.like is None:
         edit = read_inputs(files.edit, files.mask, body, max_bytes)
-        return body, _Inputs(edit, read_controls(controls, max_bytes))
+        return body, _Inputs(edit, read_controlnets(controls, max_bytes))
     recipe, wanted = _recipe(files.like)
     wanted.check_given(files.edit, files.mask)
     edit = read_inputs(files.edit, files.mask, body, max_bytes)
     wanted.check_same(edit)
     wanted_controls = recipe.pop("controlnets", ())
-    followed = read_controls(controls, max_bytes, files.like, wanted_controls)
+    followed = read_controlnets(controls, max_bytes, files.like, wanted_controls)
     return recipe | body, _Inputs(edit, followed)
 
 

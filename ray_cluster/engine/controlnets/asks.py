@@ -13,7 +13,7 @@ from ray_cluster.engine.step.state import Conditioning
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class ControlAsk:
+class ControlNetAsk:
     """The residuals of one ControlNet for one step of a request.
 
     Attributes:
@@ -49,10 +49,10 @@ class RowResiduals:
     mid: Tensor
 
 
-class Controls(Protocol):
+class ControlNetBackend(Protocol):
     """ControlNets, wherever they run."""
 
-    def ask(self, asks: Sequence[ControlAsk]) -> Sequence[Future[RowResiduals]]:
+    def ask(self, asks: Sequence[ControlNetAsk]) -> Sequence[Future[RowResiduals]]:
         """Begin to compute; return what will hold the results.
 
         A future raises :class:`ray_cluster.errors.RequestFailed` with stage ``control`` where there

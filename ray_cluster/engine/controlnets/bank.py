@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ray_cluster.engine.batch.token_layout import composition_of, layout_of
 from ray_cluster.engine.controlnets.asks import RowResiduals
-from ray_cluster.engine.controlnets.executor import ControlExecutor
+from ray_cluster.engine.controlnets.executor import ControlNetExecutor
 from ray_cluster.engine.step.executor import StepBatch
 from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.engine.unet.encoder import PreparedPrompt
@@ -72,7 +72,7 @@ class _Kept:
         return sum(one.numel() * one.element_size() for one in tensors)
 
 
-class ControlBank:
+class ControlNetBank:
     """The bank of a ControlNet.
 
     Attributes:
@@ -82,7 +82,7 @@ class ControlBank:
         max_bytes: of what is kept of requests; the latest one stays in any case.
     """
 
-    def __init__(self, executor: ControlExecutor, *, max_bytes: int) -> None:
+    def __init__(self, executor: ControlNetExecutor, *, max_bytes: int) -> None:
         self.executor = executor
         self._max_bytes = max_bytes
         self._num_bytes = 0

@@ -24,7 +24,7 @@ _PROMPT_TOKENS = 77
 _NUM_TIME_IDS = 6
 
 
-class ControlExecutor:
+class ControlNetExecutor:
     """Runs the weights of a diffusers ``ControlNetModel``, which are taken over.
 
     Args:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from ray_cluster.config.sections.controlnets import ControlNetArguments
-from ray_cluster.engine.controlnets.bank import ControlBank
-from ray_cluster.engine.controlnets.executor import ControlExecutor
+from ray_cluster.engine.controlnets.bank import ControlNetBank
+from ray_cluster.engine.controlnets.executor import ControlNetExecutor
 from ray_cluster.engine.files.folders import resolve_single
 from ray_cluster.engine.files.weights import DTYPE_BY_NAME
 from ray_cluster.engine.models.whole_models import load_whole
@@ -28,7 +28,7 @@ _SAME = ("block_out_channels", "layers_per_block", "cross_attention_dim")
 
 def load_controlnet(
     model: str, device: torch.device, dtype: torch.dtype = torch.float32
-) -> ControlExecutor:
+) -> ControlNetExecutor:
     """Load a ControlNet.
 
     Args:
@@ -41,12 +41,12 @@ def load_controlnet(
     folder = resolve_controlnet(model)
     controlnet_config(folder)
     loaded = load_whole(folder, _CLASS, dtype, "diffusers")
-    return ControlExecutor(loaded.to(device), device=device)
+    return ControlNetExecutor(loaded.to(device), device=device)
 
 
 def load_bank(
     given: ControlNetArguments, device: torch.device, dtype: torch.dtype | None = None
-) -> ControlBank:
+) -> ControlNetBank:
     """Load a ControlNet of a configuration, with room for what it keeps of requests.
 
     Args:
@@ -61,7 +61,7 @@ def load_bank(
         assert name is not None, "it is open only where the GPU is not known"
         dtype = DTYPE_BY_NAME[name]
     executor = load_controlnet(given.model, device, dtype)
-    return ControlBank(executor, max_bytes=given.max_cached_mib << 20)
+    return ControlNetBank(executor, max_bytes=given.max_cached_mib << 20)
 
 
 def resolve_controlnet(model: str) -> Path:

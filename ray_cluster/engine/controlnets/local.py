@@ -6,13 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 
-from ray_cluster.engine.controlnets.asks import ControlAsk, Controls, RowResiduals
+from ray_cluster.engine.controlnets.asks import ControlNetAsk, ControlNetBackend, RowResiduals
 from ray_cluster.engine.controlnets.bank import Bank, BankRow
 from ray_cluster.engine.device.device_errors import raise_if_broken
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 
 
-class LocalControls:
+class LocalControlNets:
     """Computes at once what is asked, all rows of a ControlNet in one model call.
 
     Args:
@@ -27,8 +27,8 @@ class LocalControls:
         """The ControlNets that are here."""
         return tuple(self._banks)
 
-    def ask(self, asks: Sequence[ControlAsk]) -> Sequence[Future[RowResiduals]]:
-        """Compute; see :meth:`Controls.ask`."""
+    def ask(self, asks: Sequence[ControlNetAsk]) -> Sequence[Future[RowResiduals]]:
+        """Compute; see :meth:`ControlNetBackend.ask`."""
         futures: list[Future[RowResiduals]] = [Future() for _ in asks]
         by_name: defaultdict[str, list[int]] = defaultdict(list)
         for index, one in enumerate(asks):
@@ -37,7 +37,9 @@ class LocalControls:
             self._answer(name, [(asks[index], futures[index]) for index in indices])
         return futures
 
-    def _answer(self, name: str, pairs: Sequence[tuple[ControlAsk, Future[RowResiduals]]]) -> None:
+    def _answer(
+        self, name: str, pairs: Sequence[tuple[ControlNetAsk, Future[RowResiduals]]]
+    ) -> None:
         """Fill futures; a call that fails is tried in halves, so that only the culprit fails."""
         try:
             found = self._compute(self._banks[name], [ask for ask, _ in pairs])
@@ -55,7 +57,7 @@ class LocalControls:
         self._answer(name, pairs[:middle])
         self._answer(name, pairs[middle:])
 
-    def _compute(self, bank: Bank, asks: Sequence[ControlAsk]) -> list[RowResiduals]:
+    def _compute(self, bank: Bank, asks: Sequence[ControlNetAsk]) -> list[RowResiduals]:
         for one in asks:
             if not bank.knows(one.key):
                 bank.open(one.key, one.conditioning, one.map)
@@ -82,17 +84,19 @@ class LocalControls:
         return 0.0
 
 
-class SplitControls:
+class SplitControlNets:
     """ControlNets some of which run here, and all others elsewhere.
 
     Args:
         local: names of those that run here.
     """
 
-    def __init__(self, here: Controls, elsewhere: Controls, local: frozenset[str]) -> None:
+    def __init__(
+        self, here: ControlNetBackend, elsewhere: ControlNetBackend, local: frozenset[str]
+    ) -> None:
         self._here, self._elsewhere, self._local = here, elsewhere, local
 
-    def ask(self, asks: Sequence[ControlAsk]) -> Sequence[Future[RowResiduals]]:
+    def ask(self, asks: Sequence[ControlNetAsk]) -> Sequence[Future[RowResiduals]]:
         """Ask the others first: they work while this process does."""
         futures: dict[int, Future[RowResiduals]] = {}
         for controls, is_local in ((self._elsewhere, False), (self._here, True)):

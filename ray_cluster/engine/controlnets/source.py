@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ray_cluster.engine.batch.token_layout import TokenLayout
-from ray_cluster.engine.controlnets.asks import ControlAsk, Controls, RowResiduals
+from ray_cluster.engine.controlnets.asks import ControlNetAsk, ControlNetBackend, RowResiduals
 from ray_cluster.engine.controlnets.residuals import Arrived, StepPart
 from ray_cluster.engine.step.executor import Residuals
 from ray_cluster.engine.step.state import RequestState
@@ -32,7 +32,7 @@ class _Asked:
     future: Future[RowResiduals]
 
 
-class ControlResiduals:
+class ControlNetResiduals:
     """The source of an engine whose requests may have ControlNets.
 
     Args:
@@ -40,7 +40,7 @@ class ControlResiduals:
         clock: monotonic seconds, the engine's.
     """
 
-    def __init__(self, controls: Controls, clock: Callable[[], float]) -> None:
+    def __init__(self, controls: ControlNetBackend, clock: Callable[[], float]) -> None:
         self._controls = controls
         self._clock = clock
         # by request, what was asked for the step that it is to take
@@ -57,7 +57,7 @@ class ControlResiduals:
 
     def begin(self, parts: Sequence[StepPart]) -> _Pending | None:
         """Ask for what the requests of a step need and have not been given yet."""
-        needs: dict[str, list[tuple[ControlAsk, float]]] = {}
+        needs: dict[str, list[tuple[ControlNetAsk, float]]] = {}
         for part in parts:
             for request, state in enumerate(part.states):
                 name = state.request.request_id
@@ -125,7 +125,7 @@ class _Pending:
         return Arrived(frozenset(late), failed, _residuals(layout, kept))
 
 
-def _asks(part: StepPart, request: int) -> list[tuple[ControlAsk, float]]:
+def _asks(part: StepPart, request: int) -> list[tuple[ControlNetAsk, float]]:
     """Return what a request needs in its present step, with the scale of each."""
     state, batch = part.states[request], part.batch
     height, width = state.latents.shape[1:]
@@ -136,7 +136,7 @@ def _asks(part: StepPart, request: int) -> list[tuple[ControlAsk, float]]:
             continue
         # inpainting models see more than the latents, ControlNets do not
         flat = batch.latents.split(batch.layout.request_tokens)[request][:, :channels]
-        ask = ControlAsk(
+        ask = ControlNetAsk(
             name=use.name,
             key=_key(state, index, lacks_loras=state.lacks_loras),
             conditioning=state.conditioning,

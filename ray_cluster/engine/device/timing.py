@@ -11,15 +11,15 @@ import numpy.typing as npt
 import torch
 
 from ray_cluster.engine.adapters.deltas import LayerDeltas
-from ray_cluster.engine.controlnets.asks import Controls
-from ray_cluster.engine.controlnets.source import ControlResiduals
+from ray_cluster.engine.controlnets.asks import ControlNetBackend
+from ray_cluster.engine.controlnets.source import ControlNetResiduals
 from ray_cluster.engine.models.loading import LoadedModel, encode_images, start_states
 from ray_cluster.engine.step.mixed_step import StepSources
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.errors import Stage
 from ray_cluster.imaging.templates import EditPixels
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest, SamplerName
+from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, ImageRequest, SamplerName
 
 T = TypeVar("T")
 SizePx = tuple[int, int]
@@ -37,11 +37,11 @@ def call_here(_stage: Stage, work: Callable[[], T]) -> T:
     return work()
 
 
-class Control(NamedTuple):
+class TimedControlNet(NamedTuple):
     """A ControlNet, by its name, and who computes it."""
 
     name: str
-    controls: Controls
+    controls: ControlNetBackend
 
 
 class OperationTimer:
@@ -73,7 +73,7 @@ class OperationTimer:
         guidance_scale: float = 1.0,
         samplers: Sequence[SamplerName] = (),
         deltas: Sequence[LayerDeltas] = (),
-        control: Control | None = None,
+        control: TimedControlNet | None = None,
     ) -> list[float]:
         """Return the seconds of steps of a batch of images of these sizes, one of each entry.
 
@@ -84,7 +84,7 @@ class OperationTimer:
         """
         sources = StepSources()
         if control is not None:
-            sources = StepSources(residuals=ControlResiduals(control.controls, self._clock))
+            sources = StepSources(residuals=ControlNetResiduals(control.controls, self._clock))
         engine = StepEngine(
             self._model.executor,
             lambda rows, _now_s: [row.request.request_id for row in rows],
@@ -97,7 +97,7 @@ class OperationTimer:
             "encode", lambda: start_states(self._model, requests, now_s=self._clock())
         )
         if control is not None:
-            states = [_with_control(state, control.name) for state in states]
+            states = [_with_controlnet(state, control.name) for state in states]
         for index, state in enumerate(states):
             engine.add(state, deltas[index % len(deltas)] if deltas else None)
 
@@ -173,11 +173,11 @@ class OperationTimer:
         ]
 
 
-def _with_control(state: RequestState, name: str) -> RequestState:
+def _with_controlnet(state: RequestState, name: str) -> RequestState:
     """Return a state that follows a blank map."""
     request = state.request
     blank = torch.zeros((request.height_px, request.width_px, 3), dtype=torch.uint8)
-    add_ons = AddOns(controls=(ControlUse(name, BlobRef("", 0)),))
+    add_ons = AddOns(controls=(ControlNetUse(name, BlobRef("", 0)),))
     return replace(state, request=replace(request, add_ons=add_ons), maps=(blank,))
 
 

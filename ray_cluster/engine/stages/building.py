@@ -10,9 +10,9 @@ from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.adapters.merging import Merger
 from ray_cluster.engine.batch.batch_caps import BatchLimit
 from ray_cluster.engine.batch.step_costs import StepCosts
-from ray_cluster.engine.controlnets.asks import Controls
+from ray_cluster.engine.controlnets.asks import ControlNetBackend
 from ray_cluster.engine.controlnets.residuals import NoResiduals
-from ray_cluster.engine.controlnets.source import ControlResiduals
+from ray_cluster.engine.controlnets.source import ControlNetResiduals
 from ray_cluster.engine.device.cuda_graphs import GraphedExecutor
 from ray_cluster.engine.models.loading import LoadedModel
 from ray_cluster.engine.stages.runner import EngineRunner
@@ -40,7 +40,7 @@ def build_engine(
     costs: StepCosts | None = None,
     policy: StepPolicy = mixed_batches,
     layout: LayoutChoice | None = None,
-    controls: Controls | None = None,
+    controls: ControlNetBackend | None = None,
 ) -> StepEngine:
     """Return a step engine with the model's own batch limits.
 
@@ -70,7 +70,7 @@ def build_engine(
         layout=layout,
         sources=StepSources(
             ActivationStore(_MOST_KEPT_BYTES),
-            NoResiduals() if controls is None else ControlResiduals(controls, clock),
+            NoResiduals() if controls is None else ControlNetResiduals(controls, clock),
         ),
     )
 
@@ -83,7 +83,7 @@ def build_runner(
     costs: StepCosts | None = None,
     sink: StateSink | None = None,
     interval: ExportInterval = steps_between_exports,
-    controls: Controls | None = None,
+    controls: ControlNetBackend | None = None,
     merges: bool = False,
 ) -> EngineRunner:
     """Return a runner for the pool's model, not started yet; see :class:`EngineRunner`.

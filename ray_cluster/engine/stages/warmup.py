@@ -11,11 +11,17 @@ from diffusers.utils import logging as diffusers_logging
 from transformers.utils import logging as transformers_logging
 
 from ray_cluster.engine.adapters.random_lora import random_lora
-from ray_cluster.engine.controlnets.local import LocalControls
-from ray_cluster.engine.device.timing import Control, OperationTimer, SizePx, StageCall, call_here
+from ray_cluster.engine.controlnets.local import LocalControlNets
+from ray_cluster.engine.device.timing import (
+    OperationTimer,
+    SizePx,
+    StageCall,
+    TimedControlNet,
+    call_here,
+)
 from ray_cluster.engine.models.loading import LoadedModel
 from ray_cluster.errors import ModelUnsupported
-from ray_cluster.policies.costs.cost_learning import remote_control_share
+from ray_cluster.policies.costs.cost_learning import remote_controlnet_share
 from ray_cluster.policies.costs.cost_model import (
     ExtraWork,
     StepWork,
@@ -58,7 +64,7 @@ def warm_up(
     max_batch: int,
     clock: Callable[[], float],
     call: StageCall,
-    controls: LocalControls | None = None,
+    controls: LocalControlNets | None = None,
 ) -> StepCost:
     """Run what requests will run, in the threads that will run it; return what a step costs.
 
@@ -87,7 +93,7 @@ def measure_step_cost(
     max_batch: int,
     clock: Callable[[], float],
     call: StageCall = call_here,
-    controls: LocalControls | None = None,
+    controls: LocalControlNets | None = None,
 ) -> StepCost:
     """Run a few real steps and fit the cost of a step through the fastest of each kind.
 
@@ -122,7 +128,7 @@ def measure_step_cost(
     if controls is not None and controls.names:
         of_controls = _control_share(model, cost, batches, shares, controls)
     else:
-        of_controls = remote_control_share(cost, size, largest)
+        of_controls = remote_controlnet_share(cost, size, largest)
     return replace(
         cost,
         lora_share=_lora_share(model, cost, batches, shares),
@@ -137,7 +143,7 @@ def _control_share(
     cost: StepCost,
     batches: Iterable[int],
     timer: OperationTimer,
-    controls: LocalControls,
+    controls: LocalControlNets,
 ) -> float:
     """Return the share of a row's work that a ControlNet of this process costs in the mean.
 
@@ -151,7 +157,7 @@ def _control_share(
         for count in batches:
             megapixels = count * size[0] * size[1] / 1e6
             work = StepWork(megapixels, 0.0, extra=ExtraWork(control_megapixels=megapixels))
-            seconds = min(timer.steps_s([size] * count, control=Control(name, controls)))
+            seconds = min(timer.steps_s([size] * count, control=TimedControlNet(name, controls)))
             steps.append(TimedStep(work, seconds))
     return control_share(cost, steps)
 

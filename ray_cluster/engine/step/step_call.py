@@ -78,7 +78,7 @@ class Held:
         return self.state.step_index >= self.table.num_calls
 
     @property
-    def active_controls(self) -> tuple[str, ...]:
+    def active_controlnets(self) -> tuple[str, ...]:
         """The ControlNets that do something in its next step."""
         step, num_calls = self.state.step_index, self.table.num_calls
         uses = self.state.request.add_ons.controls

@@ -293,7 +293,7 @@ class StepEngine:
         """Return a request as its next step is computed here: nothing reused, some ControlNets."""
         if view.step_share == 1 and not view.controls:
             return view
-        controls = self._rows[view.request_id].active_controls
+        controls = self._rows[view.request_id].active_controlnets
         return replace(view, step_share=1.0, controls=controls)
 
     def _is_ready(self, row: Held) -> bool:

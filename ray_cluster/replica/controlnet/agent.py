@@ -15,12 +15,12 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Endpoint, Poll, PollReply, Registration
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
-from ray_cluster.replica.controlnet.server import ControlServer
+from ray_cluster.replica.controlnet.server import ControlNetServer
 from ray_cluster.replica.poller import LeasePoller, check_running
 from ray_cluster.transport.connecting import listen
 
 
-class ControlAgent:
+class ControlNetAgent:
     """Serves one ControlNet to the replicas of its bases, and tells the dispatcher that it does.
 
     Args:
@@ -34,7 +34,7 @@ class ControlAgent:
     def __init__(
         self,
         registration: Registration,
-        server: ControlServer,
+        server: ControlNetServer,
         *,
         link: DispatcherLink,
         max_silence_s: float = 60.0,

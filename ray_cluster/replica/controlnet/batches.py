@@ -13,7 +13,7 @@ from ray_cluster.engine.controlnets.bank import Bank, BankRow
 from ray_cluster.engine.device.device_errors import raise_if_broken
 from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.errors import MODEL_ERRORS, DeviceBroken
-from ray_cluster.replica.controlnet.metrics import ControlServerMetrics
+from ray_cluster.replica.controlnet.metrics import ControlNetServerMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ class Answer:
     refusal: str | None = None
 
 
-class ControlBatches:
+class ControlNetBatches:
     """Rows of several clients over one bank; one thread calls it.
 
     Clients' keys never mix. The most urgent rows are computed first, as many as there are and at
@@ -73,7 +73,7 @@ class ControlBatches:
         *,
         max_batch: int,
         clock: Callable[[], float],
-        metrics: ControlServerMetrics,
+        metrics: ControlNetServerMetrics,
     ) -> None:
         self.max_batch = max_batch
         self._name = name

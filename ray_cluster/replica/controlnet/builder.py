@@ -10,7 +10,7 @@ import torch
 
 from ray_cluster.config.arguments import ControlNetWorkerArguments
 from ray_cluster.config.sections.controlnets import ControlNetTuning
-from ray_cluster.engine.controlnets.bank import BankRow, ControlBank
+from ray_cluster.engine.controlnets.bank import BankRow, ControlNetBank
 from ray_cluster.engine.controlnets.loading import load_bank
 from ray_cluster.engine.stages.warmup import device_name, prepare_threads
 from ray_cluster.policies.costs.cost_model import fitted_cost
@@ -18,8 +18,8 @@ from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
-from ray_cluster.replica.controlnet.agent import ControlAgent
-from ray_cluster.replica.controlnet.server import ControlServer
+from ray_cluster.replica.controlnet.agent import ControlNetAgent
+from ray_cluster.replica.controlnet.server import ControlNetServer
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ _LATENT_SIDE = 16
 _KEY = "measured"
 
 
-def build_control(
+def build_controlnet(
     arguments: ControlNetWorkerArguments,
     settings: WorkerSettings | None,
     *,
@@ -37,7 +37,7 @@ def build_control(
     node: str,
     link: DispatcherLink,
     clock: Callable[[], float],
-) -> ControlAgent:
+) -> ControlNetAgent:
     """Load a ControlNet, measure it, and return its agent, not yet started.
 
     Raises:
@@ -49,7 +49,7 @@ def build_control(
     prepare_threads(given.num_threads)
     device = torch.device(given.device)
     bank = load_bank(given, device)
-    server = ControlServer(
+    server = ControlNetServer(
         given.name,
         bank,
         max_batch=max_batch,
@@ -57,9 +57,9 @@ def build_control(
         device=device,
         num_threads=given.num_threads,
     )
-    step_cost = server.call(lambda: measure_control(bank, max_batch=max_batch, clock=clock))
+    step_cost = server.call(lambda: measure_controlnet(bank, max_batch=max_batch, clock=clock))
     logger.info("ControlNet %s: a step %s", given.name, step_cost)
-    return ControlAgent(
+    return ControlNetAgent(
         Registration(
             replica_id=replica_id,
             profile=None,
@@ -80,7 +80,9 @@ def build_control(
     )
 
 
-def measure_control(bank: ControlBank, *, max_batch: int, clock: Callable[[], float]) -> StepCost:
+def measure_controlnet(
+    bank: ControlNetBank, *, max_batch: int, clock: Callable[[], float]
+) -> StepCost:
     """Return what a step of a ControlNet costs, without guidance.
 
     The fastest of several is fitted: what else the machine does only makes them slower.

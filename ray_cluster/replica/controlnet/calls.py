@@ -11,10 +11,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
+from ray_cluster.engine.controlnets.asks import ControlNetAsk, RowResiduals
 from ray_cluster.errors import RequestFailed
 from ray_cluster.policies.leasing.controlnet_peers import PeerView, choose_peer, is_silent
-from ray_cluster.replica.controlnet.metrics import ControlClientMetrics, RetryReason
+from ray_cluster.replica.controlnet.metrics import ControlNetClientMetrics, RetryReason
 
 # for a replica that is connected and computes: as long as its own check of health gives it
 LONGEST_SILENCE_S = 60.0
@@ -35,7 +35,7 @@ class Order:
     peer_id: str
     what: Literal["open", "step", "close"]
     key: str
-    ask: ControlAsk | None = None
+    ask: ControlNetAsk | None = None
     call: int = -1
 
 
@@ -84,7 +84,7 @@ class Call:
     """
 
     number: int
-    ask: ControlAsk
+    ask: ControlNetAsk
     asked_s: float
     waiting_since_s: float
     future: Future[RowResiduals] = field(default_factory=Future)
@@ -137,7 +137,7 @@ class _Usual:
         self.mean_s += max(_NEWEST_SHARE, 1 / self.count) * (value_s - self.mean_s)
 
 
-class ControlCalls:
+class ControlNetCalls:
     """All outstanding steps, for one thread at a time.
 
     Args:
@@ -150,7 +150,7 @@ class ControlCalls:
         self,
         *,
         clock: Callable[[], float],
-        metrics: ControlClientMetrics,
+        metrics: ControlNetClientMetrics,
         patience_s: float = 5.0,
     ) -> None:
         self._clock = clock
@@ -172,7 +172,7 @@ class ControlCalls:
         """Whether a peer has not answered for too long."""
         return peer_id in self._peers and self._peers[peer_id].is_suspect
 
-    def ask(self, ask: ControlAsk) -> tuple[Call, Changes]:
+    def ask(self, ask: ControlNetAsk) -> tuple[Call, Changes]:
         """Take a step; return it, and what is to be sent."""
         now_s = self._clock()
         call = Call(next(self._numbers), ask, now_s, now_s)

@@ -17,7 +17,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from queue import SimpleQueue
 
-from ray_cluster.engine.controlnets.asks import ControlAsk, RowResiduals
+from ray_cluster.engine.controlnets.asks import ControlNetAsk, RowResiduals
 from ray_cluster.errors import RequestFailed
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.controlnets import (
@@ -33,9 +33,9 @@ from ray_cluster.protocol.controlnets import (
     Unknown,
 )
 from ray_cluster.protocol.leases import Directory, Peer
-from ray_cluster.replica.controlnet.calls import Call, Changes, ControlCalls, Order
+from ray_cluster.replica.controlnet.calls import Call, Changes, ControlNetCalls, Order
 from ray_cluster.replica.controlnet.frames import framed, tensors_of
-from ray_cluster.replica.controlnet.metrics import ControlClientMetrics
+from ray_cluster.replica.controlnet.metrics import ControlNetClientMetrics
 from ray_cluster.transport.connecting import connect
 from ray_cluster.transport.links import Bytes, Link, LinkClosed, LinkRefused, Message
 
@@ -69,8 +69,9 @@ class _Service:
     outbox: SimpleQueue[Sequence[Order] | None] = field(default_factory=SimpleQueue)
 
 
-class RemoteControls:
-    """The ControlNets that have workers of their own; see :class:`Controls` for what it does.
+class RemoteControlNets:
+    """The ControlNets that have workers of their own; see :class:`ControlNetBackend` for what it
+    does.
 
     Only those that were asked for are connected. Residuals come on the CPU.
 
@@ -94,8 +95,8 @@ class RemoteControls:
         self._on_ready = on_ready
         self._on_overdue: Callable[[str], None] = lambda _request_id: None
         self._connector = connector
-        self._metrics = ControlClientMetrics()
-        self._calls = ControlCalls(clock=clock, metrics=self._metrics, patience_s=patience_s)
+        self._metrics = ControlNetClientMetrics()
+        self._calls = ControlNetCalls(clock=clock, metrics=self._metrics, patience_s=patience_s)
         self._directory = Directory()
         self._names: set[str] = set()
         self._services: dict[Peer, _Service] = {}
@@ -121,8 +122,9 @@ class RemoteControls:
                     service.is_over.set()
             self._connect_listed()
 
-    def ask(self, asks: Sequence[ControlAsk]) -> Sequence[Future[RowResiduals]]:
-        """Begin to compute; see :meth:`ray_cluster.engine.controlnets.asks.Controls.ask`."""
+    def ask(self, asks: Sequence[ControlNetAsk]) -> Sequence[Future[RowResiduals]]:
+        """Begin to compute; see
+        :meth:`ray_cluster.engine.controlnets.asks.ControlNetBackend.ask`."""
         # the step goes on with its latents, perhaps in place
         copies = [replace(one, latents=one.latents.detach().cpu().clone()) for one in asks]
         futures, orders = [], list[Order]()

@@ -15,7 +15,7 @@ _BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
 RetryReason = Literal["closed", "silent", "unknown"]
 
 
-class ControlServerMetrics:
+class ControlNetServerMetrics:
     """What one worker of a ControlNet has computed."""
 
     def __init__(self, name: str) -> None:
@@ -74,7 +74,7 @@ class ControlServerMetrics:
         return take(self._registry)
 
 
-class ControlClientMetrics:
+class ControlNetClientMetrics:
     """What one replica of a base model has asked of ControlNets elsewhere."""
 
     def __init__(self) -> None:

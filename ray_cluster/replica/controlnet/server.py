@@ -37,9 +37,9 @@ from ray_cluster.protocol.controlnets import (
     Steps,
     Unknown,
 )
-from ray_cluster.replica.controlnet.batches import Answer, ControlBatches, WaitingRow
+from ray_cluster.replica.controlnet.batches import Answer, ControlNetBatches, WaitingRow
 from ray_cluster.replica.controlnet.frames import framed, tensors_of
-from ray_cluster.replica.controlnet.metrics import ControlServerMetrics
+from ray_cluster.replica.controlnet.metrics import ControlNetServerMetrics
 from ray_cluster.transport.links import Bytes, Link, LinkClosed, Message
 
 logger = logging.getLogger(__name__)
@@ -70,7 +70,7 @@ class _Client:
     outbox: SimpleQueue[_Reply | None] = field(default_factory=SimpleQueue)
 
 
-class ControlServer:
+class ControlNetServer:
     """Computes the residuals of one ControlNet for all who are connected.
 
     Args:
@@ -91,8 +91,8 @@ class ControlServer:
         num_threads: int = 1,
     ) -> None:
         self._clock = clock
-        self._metrics = ControlServerMetrics(name)
-        self._batches = ControlBatches(
+        self._metrics = ControlNetServerMetrics(name)
+        self._batches = ControlNetBatches(
             name, bank, max_batch=max_batch, clock=clock, metrics=self._metrics
         )
         # what the computing thread is to do first

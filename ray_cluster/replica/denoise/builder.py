@@ -16,7 +16,7 @@ from ray_cluster.config.sections.pools import DefaultsConfig, PoolConfig, PoolTu
 from ray_cluster.config.settings import pool_config
 from ray_cluster.engine.batch.step_costs import StepCosts
 from ray_cluster.engine.controlnets.loading import load_bank
-from ray_cluster.engine.controlnets.local import LocalControls, SplitControls
+from ray_cluster.engine.controlnets.local import LocalControlNets, SplitControlNets
 from ray_cluster.engine.device.gpu import number_format_here
 from ray_cluster.engine.files.folders import resolve_folder
 from ray_cluster.engine.files.weights import DTYPE_BY_NAME
@@ -32,7 +32,7 @@ from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
-from ray_cluster.replica.controlnet.client import RemoteControls
+from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.replica.denoise.gathering import ReplicaAddOns
@@ -108,15 +108,15 @@ def build_agent(
     inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
     is_on_cpu = model.executor.device.type == "cpu"
     costs = StepCosts(clock=clock, busy_clock=time.thread_time if is_on_cpu else None)
-    remote = RemoteControls(clock=clock)
-    local = _local_controls(arguments, pool, model.executor.device)
+    remote = RemoteControlNets(clock=clock)
+    local = _local_controlnets(arguments, pool, model.executor.device)
     runner = build_runner(
         model,
         pool,
         clock=clock,
         costs=costs,
         sink=states.writer,
-        controls=SplitControls(local, remote, frozenset(local.names)) if local.names else remote,
+        controls=SplitControlNets(local, remote, frozenset(local.names)) if local.names else remote,
         merges=arguments.loras.merges,
     )
     step_cost = _measured(runner, pool, coder, clock, local) if is_measured else _UNKNOWN
@@ -162,12 +162,14 @@ def _shelf(model: LoadedModel, given: LoraArguments) -> LoraShelf:
     return LoraShelf(model, LoraFolder(given), max_bytes=given.max_held_bytes)
 
 
-def _local_controls(
+def _local_controlnets(
     arguments: WorkerArguments, pool: PoolConfig, device: torch.device
-) -> LocalControls:
+) -> LocalControlNets:
     """Return the ControlNets of this process, loaded in the number format of their base."""
     dtype = DTYPE_BY_NAME[number_format_here(pool)]
-    return LocalControls({one.name: load_bank(one, device, dtype) for one in arguments.controlnets})
+    return LocalControlNets(
+        {one.name: load_bank(one, device, dtype) for one in arguments.controlnets}
+    )
 
 
 def _measured(
@@ -175,7 +177,7 @@ def _measured(
     pool: PoolConfig,
     coder: ImageCoder,
     clock: Callable[[], float],
-    controls: LocalControls,
+    controls: LocalControlNets,
 ) -> StepCost:
     """Return what steps of a pool's model cost here, and what comes before them."""
     cost = warm_up(

@@ -20,8 +20,8 @@ from ray_cluster.replica.state_transfer import StateTransfer
 from ray_cluster.requests import AddOns
 
 
-class ControlPeers(Protocol):
-    """The part of :class:`~ray_cluster.replica.controlnet.client.RemoteControls` that is used
+class ControlNetPeers(Protocol):
+    """The part of :class:`~ray_cluster.replica.controlnet.client.RemoteControlNets` that is used
     here."""
 
     def set_peers(self, directory: Directory) -> None: ...
@@ -43,7 +43,7 @@ class ReplicaAddOns:
     """
 
     loras: LoraShelf | None = None
-    controls: ControlPeers | None = None
+    controls: ControlNetPeers | None = None
 
     @property
     def residents(self) -> tuple[str, ...]:

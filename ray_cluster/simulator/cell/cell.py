@@ -23,8 +23,8 @@ from ray_cluster.policies.steps.step_policy import StepPolicy
 from ray_cluster.policies.types import RequestView, StepCost, WhenLate
 from ray_cluster.protocol.leases import Registration, ReplicaEvent, Returned
 from ray_cluster.protocol.outcomes import Completed, Outcome
-from ray_cluster.requests import AddOns, BlobRef, ControlUse, ImageRequest, ModelProfile
-from ray_cluster.simulator.controlnets.services import ControlServices, ServiceSpec
+from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, ImageRequest, ModelProfile
+from ray_cluster.simulator.controlnets.services import ControlNetServices, ServiceSpec
 from ray_cluster.simulator.dispatcher import SimulatedDispatcher
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.noise import Device, Hardware
@@ -176,7 +176,7 @@ class SimulatedCell:
             configured={pool.model for pool in spec.pools},
         )
         services = spec.services
-        self._services = None if services is None else ControlServices(services, self.events)
+        self._services = None if services is None else ControlNetServices(services, self.events)
         self._dispatcher = SimulatedDispatcher(
             self.core,
             self.events,
@@ -308,7 +308,9 @@ def _request_of(request_id: str, arrival: Arrival, spec: CellSpec) -> ImageReque
         slo_s=arrival.slo_s if has_deadline and math.isfinite(arrival.slo_s) else _FAR_S,
         when_late=spec.when_late if has_deadline else "accept",
         terms=None if fewest is None else Terms("exact", num_steps, fewest),
-        add_ons=AddOns(controls=tuple(ControlUse(name, _NO_MAP) for name in arrival.controlnets)),
+        add_ons=AddOns(
+            controls=tuple(ControlNetUse(name, _NO_MAP) for name in arrival.controlnets)
+        ),
     )
 
 

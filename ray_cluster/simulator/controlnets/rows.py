@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable, Sequence
 
 from ray_cluster.policies.leasing.controlnet_peers import patience_s
 from ray_cluster.policies.types import RequestView
-from ray_cluster.simulator.controlnets.services import Ask, ControlServices
+from ray_cluster.simulator.controlnets.services import Ask, ControlNetServices
 
 # of the mean of what answers take, as live replicas have it
 _NEWEST_SHARE = 0.2
 
 
-class ControlRows:
+class ControlNetRows:
     """The rows of a replica that wait for residuals, or have them.
 
     Args:
@@ -24,7 +24,7 @@ class ControlRows:
         on_answer: called when one of them has arrived.
     """
 
-    def __init__(self, services: ControlServices, on_answer: Callable[[], None]) -> None:
+    def __init__(self, services: ControlNetServices, on_answer: Callable[[], None]) -> None:
         self._services = services
         self._on_answer = on_answer
         self._asked: dict[str, tuple[Ask, ...]] = {}

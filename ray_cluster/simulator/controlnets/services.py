@@ -132,7 +132,7 @@ class ServiceDevice:
 
 
 @dataclass
-class ControlServices:
+class ControlNetServices:
     """All devices that run ControlNets; replicas of the base ask them."""
 
     spec: ServiceSpec

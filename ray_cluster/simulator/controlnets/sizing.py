@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ray_cluster.policies.planning.controlnet_placement import (
-    ControlledSteps,
-    ControlPlacement,
+    ControlNetPlacement,
+    ControlNetSteps,
     PlacedControlNet,
     PlacementProblem,
     Shortage,
@@ -51,7 +51,7 @@ class SizedRequests(_Part):
     steps: int = Field(ge=1, le=1000)
 
 
-class ControlSizingTask(_Part):
+class ControlNetSizingTask(_Part):
     """What there is, and what is called for; seconds are those of one row of a usual batch."""
 
     kind: Literal["controlnets"]
@@ -68,7 +68,7 @@ class ControlSizingTask(_Part):
     requests: tuple[SizedRequests, ...] = Field(min_length=1, max_length=64)
 
     @model_validator(mode="after")
-    def _check_names(self) -> ControlSizingTask:
+    def _check_names(self) -> ControlNetSizingTask:
         names = [one.name for one in self.controlnets]
         if double := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"controlnets has {double[0]!r} twice: give each a name of its own")
@@ -89,7 +89,7 @@ class ControlSizingTask(_Part):
                 for one in self.controlnets
             ),
             steps=tuple(
-                ControlledSteps(one.controlnets, one.per_s * one.steps) for one in self.requests
+                ControlNetSteps(one.controlnets, one.per_s * one.steps) for one in self.requests
             ),
             encode_s=self.encode_s,
             decode_s=self.decode_s,
@@ -108,7 +108,7 @@ def plan_controlnets(content: Mapping[str, Any], path: Path) -> Plan:
     Raises:
         ConfigError: the file says what is not allowed.
     """
-    task = validated(ControlSizingTask, content, f"task {path}")
+    task = validated(ControlNetSizingTask, content, f"task {path}")
     problem = task.problem()
     placed = place_controlnets(problem)
     locally = evaluated(problem, {one.name: 0 for one in problem.controlnets})
@@ -130,7 +130,7 @@ def plan_controlnets(content: Mapping[str, Any], path: Path) -> Plan:
     return Plan(Table(title, columns, list(_rows(problem, placed))), notes, figures)
 
 
-def _rows(problem: PlacementProblem, placed: ControlPlacement) -> Iterator[list[str]]:
+def _rows(problem: PlacementProblem, placed: ControlNetPlacement) -> Iterator[list[str]]:
     for one in problem.controlnets:
         number = placed.num_replicas.get(one.name)
         if number is None:
@@ -142,7 +142,7 @@ def _rows(problem: PlacementProblem, placed: ControlPlacement) -> Iterator[list[
             yield [one.name, "service", str(number), f"{number * one.device_share:g}", busy]
 
 
-def _told(placed: ControlPlacement) -> str:
+def _told(placed: ControlNetPlacement) -> str:
     return (
         f"the longest step takes {placed.longest_step_s:.3f} s, the base's replicas are busy for "
         f"{placed.busy:.0%} of the time, services hold {placed.num_devices:g} devices"

@@ -67,7 +67,7 @@ class PartEvaluation(Figures):
         return [Rows(["measure", "of", "with", "without"], rows)]
 
 
-def evaluate_control(
+def evaluate_controlnet(
     folder: Path, base: Path, kind: str, *, options: EvaluationOptions, report: Path | None = None
 ) -> PartEvaluation:
     """Measure a ControlNet in diffusers' plain pipeline, at full scale and at none.

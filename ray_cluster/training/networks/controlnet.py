@@ -17,7 +17,7 @@ from ray_cluster.training.networks.denoiser import (
 )
 from ray_cluster.training.networks.text_encoder import encode_captions, trained_text_encoder
 from ray_cluster.training.networks.tokenizer import build_tokenizer
-from ray_cluster.training.recipe import ControlRecipe
+from ray_cluster.training.recipe import ControlNetRecipe
 from ray_cluster.training.runs import TrainingRun
 from ray_cluster.training.trainer import Trainer, step_seed
 
@@ -49,7 +49,7 @@ def hint_pictures(kind: str, pixels: Tensor, placed: Placed) -> Tensor:
     return layout_map(placed, width=pixels.shape[-1], height=pixels.shape[-2])
 
 
-def build_control(recipe: ControlRecipe, unet: UNet2DConditionModel) -> ControlNetModel:
+def build_controlnet(recipe: ControlNetRecipe, unet: UNet2DConditionModel) -> ControlNetModel:
     """Build an untrained ControlNet that begins with what fits of the UNet's weights.
 
     It has no cross attention: the hint says where things stand, the UNet reads what they are.
@@ -77,12 +77,12 @@ def build_control(recipe: ControlRecipe, unet: UNet2DConditionModel) -> ControlN
     return control
 
 
-def control_trainer(run: TrainingRun, recipe: ControlRecipe) -> Trainer:
+def controlnet_trainer(run: TrainingRun, recipe: ControlNetRecipe) -> Trainer:
     """The stage that trains a ControlNet on the frozen UNet."""
     unet = base_unet(run).to(run.device).requires_grad_(False).eval()
     encoder, basis = trained_text_encoder(run), load_basis(run, run.recipe.codec)
     torch.manual_seed(step_seed(run.recipe.seed, recipe.kind, -1))
-    control = build_control(recipe, unet).to(run.device).train()
+    control = build_controlnet(recipe, unet).to(run.device).train()
     tokenizer, scheduler = build_tokenizer(), build_scheduler()
 
     def loss(index: int) -> Tensor:
