@@ -11,10 +11,10 @@ from logging.handlers import MemoryHandler
 
 import ray
 from ray import serve
-from ray.experimental import internal_kv
 from ray.serve.schema import LoggingConfig
 from ray.util.metrics import Counter, Gauge
 
+from ray_cluster.compat import put_first
 from ray_cluster.config.sections.cell_wide import LogsConfig, StorageArguments
 from ray_cluster.errors import ConfigError
 from ray_cluster.observability.logs import set_up_logs
@@ -157,6 +157,4 @@ def _log_end(task: asyncio.Task[None]) -> None:
 def cell_id() -> str:
     """Return what this service has in common with none but its own actors, also later ones."""
     name = f"ray-cluster cell {serve.get_replica_context().app_name}"
-    # whoever comes first; it lasts as long as Ray does
-    internal_kv._internal_kv_put(name, secrets.token_hex(16), overwrite=False)
-    return str(internal_kv._internal_kv_get(name), "ascii")
+    return put_first(name, secrets.token_hex(16))

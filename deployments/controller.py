@@ -16,6 +16,7 @@ from contextvars import Context
 from functools import cache
 
 from ray_cluster.codec.values import CodecError, TextCodec
+from ray_cluster.compat import dashboard_url
 from ray_cluster.config.arguments import ControllerArguments
 from ray_cluster.config.sections.controller import Scaling
 from ray_cluster.control.fleet import Curves
@@ -26,7 +27,7 @@ from ray_cluster.deployments.actors import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
 from ray_cluster.deployments.serve.plan_scaling import write_planned
 from ray_cluster.deployments.serve.policy_scaler import PolicyScaler, serve_applications
-from ray_cluster.deployments.serve.serve_scaler import ServeScaler, dashboard_url
+from ray_cluster.deployments.serve.serve_scaler import ServeScaler
 from ray_cluster.errors import ConfigError, DispatcherUnavailable
 from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.policies.planning.cell_planner import CellMemory, drain_s_of

@@ -157,8 +157,9 @@ def chosen_settings(kind: str, policy: str) -> dict[str, float]:
 
 async def _watch(out: Path, policy: str, period_s: float) -> None:
     # imports Ray
+    from ray_cluster.compat import dashboard_url
     from ray_cluster.deployments.links import DispatcherHandle
-    from ray_cluster.deployments.serve.serve_scaler import ServeScaler, dashboard_url
+    from ray_cluster.deployments.serve.serve_scaler import ServeScaler
 
     calls = DispatcherHandle(patience_s=_PATIENCE_S).control
     loop = asyncio.get_running_loop()

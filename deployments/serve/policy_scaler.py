@@ -10,8 +10,8 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayError
-from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 
+from ray_cluster.compat import serve_controller
 from ray_cluster.deployments.serve.deploy_file import PLAN_SCALING
 from ray_cluster.deployments.serve.serve_scaler import NotScaled, cluster_supply, worker_deployments
 
@@ -76,8 +76,7 @@ def serve_applications() -> Mapping[str, Any]:
         NotScaled: it does not answer.
     """
     try:
-        controller = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
-        call: Any = controller.get_serve_instance_details.remote()
+        call: Any = serve_controller().get_serve_instance_details.remote()
         details: Mapping[str, Any] = ray.get(call, timeout=_TIMEOUT_S)
     # Ray raises ValueError for an actor that is not there
     except (RayError, ValueError) as error:

@@ -17,10 +17,9 @@ from urllib.parse import quote
 from urllib.request import Request, urlopen
 
 import ray
-from ray._private import services
-from ray._private.authentication.http_token_authentication import get_auth_headers_if_auth_enabled
 from ray.exceptions import RayError
 
+from ray_cluster.compat import dashboard_headers
 from ray_cluster.control.fleet import HUNDRED
 from ray_cluster.deployments.serve.deploy_file import DEPLOYMENT_OF
 from ray_cluster.errors import RayClusterError
@@ -113,7 +112,7 @@ class ServeScaler:
         url = self._url()
         if url is None:
             raise NotScaled(f"Ray's dashboard is not there, or has not started yet; {_WITHOUT}")
-        headers = {"Content-Type": "application/json", **get_auth_headers_if_auth_enabled({})}
+        headers = {"Content-Type": "application/json", **dashboard_headers()}
         data = None if body is None else json.dumps(body).encode()
         # a URL of this cluster, and never a file
         request = Request(f"http://{url}{path}", data, headers)
@@ -130,9 +129,3 @@ class ServeScaler:
             ) from error
         except (HTTPException, ValueError) as error:
             raise NotScaled(f"Ray's dashboard answered, but not as it should: {error!r}") from error
-
-
-def dashboard_url() -> str | None:
-    """Return host and port of the dashboard of the cluster that this process is connected to."""
-    found = services.get_webui_url_from_internal_kv()
-    return found or None

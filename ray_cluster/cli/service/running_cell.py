@@ -13,12 +13,12 @@ from typing import Any
 import psutil
 import ray
 from ray import serve
-from ray._private import services
 from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from ray_cluster.cell.live_settings import SettingsReport
 from ray_cluster.cli.service.ray_messages import short_reason
+from ray_cluster.compat import ray_addresses
 from ray_cluster.deployments.links import ask_dispatcher
 from ray_cluster.deployments.service import add_pools, take_down
 from ray_cluster.errors import ConfigError, RayClusterError
@@ -129,8 +129,8 @@ def connected(address: str | None) -> Iterator[RunningCell]:
 
 def _check_is_one() -> None:
     """Refuse to choose among several Rays: the service of another might be changed."""
-    # what ray.init looks through for "auto"; it would take any of these
-    addresses = sorted(services.find_gcs_addresses())
+    # ray.init would take any of these for "auto"
+    addresses = ray_addresses()
     if len(addresses) > 1:
         owners = _starters()
         listed = [f"{one} ({owners[one]})" if one in owners else one for one in addresses]

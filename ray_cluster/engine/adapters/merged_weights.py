@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from ray_cluster.compat import is_offloaded
 from ray_cluster.engine.adapters.deltas import LayerDeltas
 from ray_cluster.engine.adapters.low_rank import LowRank
 from ray_cluster.engine.adapters.weight_parts import HeldWeight, WeightPart, parts_of
@@ -121,7 +122,7 @@ def _checked(layer: nn.Module, delta: object) -> LowRank:
             f"a {type(delta).__name__} cannot be merged into a {type(layer).__name__}; allowed: "
             "products of low rank"
         )
-    if hasattr(layer, "_hf_hook"):
+    if is_offloaded(layer):
         raise ModelUnsupported(
             "the weights of this model are offloaded, so nothing can be merged into them; set the "
             "pool's offload: never, or loras.merge: never"

@@ -20,6 +20,7 @@ from diffusers.utils import (
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
+from ray_cluster.compat import lora_components
 from ray_cluster.engine.adapters.low_rank import LowRank
 from ray_cluster.engine.files.folders import component_config, component_names, pipeline_name
 from ray_cluster.engine.models.denoisers import denoiser_name, model_class
@@ -83,7 +84,7 @@ class Skeleton:
         self._pipeline: Any = getattr(diffusers, pipeline_name(base))
         self._denoiser = denoiser_name(base)
         config = component_config(base, self._denoiser)
-        loadable = set(self._pipeline._lora_loadable_modules) & set(component_names(base))
+        loadable = set(lora_components(self._pipeline)) & set(component_names(base))
         with torch.device("meta"):
             parts: dict[str, Any] = {
                 self._denoiser: model_class(config).from_config(config),

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
+from ray_cluster.compat import is_offloaded
 from ray_cluster.engine.adapters.deltas import Owned, RowDeltas, owned_by
 from ray_cluster.engine.adapters.weight_parts import HeldWeight, WeightPart, note_parts
 from ray_cluster.engine.models.wide_layers import computing_dtype, has_instructions
@@ -85,14 +86,14 @@ def packed_linear(*layers: nn.Module) -> Layer:
     Args:
         layers: ``Linear``, or ``Conv2d`` over as many pixels as its kernel has; all of one input.
     """
-    if any(_is_offloaded(layer) for layer in layers):
+    if any(is_offloaded(layer) for layer in layers):
         return _Linear(_CalledLinear(layers), layers)
     return _Linear(_product(layers), layers)
 
 
 def packed_gelu(layer: nn.Module, formula: GeluFormula) -> Layer:
     """Return a linear layer over rows and the GELU of its outputs; its weights are taken over."""
-    if _is_offloaded(layer) or not can_pack(_weight(layer)):
+    if is_offloaded(layer) or not can_pack(_weight(layer)):
         linear = packed_linear(layer)
         return lambda rows, deltas=None: _gelu_(linear(rows, deltas), formula)
     product = _PackedProduct(*_taken([layer]))
@@ -111,7 +112,7 @@ def packed_geglu(layer: nn.Module) -> Layer:
     On a CPU the halves are two products: GELU and gating take place while outputs are in the
     registers still, in as much memory as the kernel takes. The weights are taken over.
     """
-    if _is_offloaded(layer) or _weight(layer).device.type != "cpu":
+    if is_offloaded(layer) or _weight(layer).device.type != "cpu":
         linear = packed_linear(layer)
         return lambda rows, deltas=None: geglu(linear(rows, deltas))
     weight, bias = _taken([layer])
@@ -132,7 +133,7 @@ def packed_geglu(layer: nn.Module) -> Layer:
 
 def packed_conv(layer: nn.Conv2d) -> Convolution:
     """Return a convolution over ``[n, C, h, w]``; the given one's weights are taken over."""
-    if _is_offloaded(layer):
+    if is_offloaded(layer):
         return _CalledConv(layer)
     if can_pack(layer.weight):
         return _PackedConv(layer)
@@ -268,11 +269,7 @@ class _CalledConv:
 
     def unpadded(self, windows: Tensor) -> Tensor:
         layer = self._layer
-        if (
-            not _is_offloaded(layer)
-            and layer.groups == 1
-            and windows.shape[2:] == layer.kernel_size
-        ):
+        if not is_offloaded(layer) and layer.groups == 1 and windows.shape[2:] == layer.kernel_size:
             # one product for all, by views: as a convolution it takes up to three times as long
             rows, weight = (one.permute(0, 2, 3, 1).flatten(1) for one in (windows, layer.weight))
             bias = None if layer.bias is None else layer.bias.to(rows.dtype)
@@ -354,10 +351,6 @@ def _taken(layers: Sequence[nn.Module]) -> tuple[Tensor, Tensor | None]:
     for layer in layers:
         _drop_weight(layer)
     return weight, bias
-
-
-def _is_offloaded(layer: nn.Module) -> bool:
-    return hasattr(layer, "_hf_hook")
 
 
 def _weight(layer: nn.Module) -> Tensor:

@@ -19,6 +19,7 @@ import torch
 from accelerate import init_empty_weights
 from torch import Tensor
 
+from ray_cluster.compat import rename_old_weights
 from ray_cluster.engine.files.folders import pipeline_name
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.json_files import INCOMPLETE, head_of, read_object
@@ -161,7 +162,7 @@ def _unmatched(
         model = kind.from_config(config)
     if not files.is_sharded:
         # as its from_pretrained does: names of attention layers from before shards were known
-        model._fix_state_dict_keys_on_load(stored)
+        rename_old_weights(model, stored)
     wanted = {name: tensor.shape for name, tensor in model.state_dict().items()}
     return _Unmatched(
         [name for name in wanted if name not in stored],

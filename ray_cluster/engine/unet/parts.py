@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ray_cluster.compat import is_offloaded
 from ray_cluster.engine.batch.token_layout import Segment
 from ray_cluster.engine.models.attend import attend
 from ray_cluster.engine.models.packed_weights import packed_conv, packed_geglu, packed_linear
@@ -51,7 +52,7 @@ def has_row_norm(norm: Any) -> bool:
     them on in it to convolutions that want them channels last again. Weights that are elsewhere
     until they are called (``offload``) are for PyTorch's own.
     """
-    return norm.weight.is_cuda and has_triton() and not hasattr(norm, "_hf_hook")
+    return norm.weight.is_cuda and has_triton() and not is_offloaded(norm)
 
 
 class Normalise:

@@ -1,0 +1,70 @@
+"""What Ray, diffusers and accelerate do not promise to keep: every private name that is used.
+
+Tried with the versions of ``constraints.txt``; ``tests/test_compat.py`` fails where another release
+has none of a name. A library is imported when a function is called: its callers have it anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+
+def ray_addresses() -> list[str]:
+    """Return the addresses of the Rays on this machine, through which ``ray.init`` looks."""
+    from ray._private import services
+
+    return sorted(services.find_gcs_addresses())
+
+
+def dashboard_url() -> str | None:
+    """Return host and port of the dashboard of the cluster that this process is connected to."""
+    from ray._private import services
+
+    return services.get_webui_url_from_internal_kv() or None
+
+
+def dashboard_headers() -> dict[str, str]:
+    """Return the headers that Ray's dashboard wants of callers where it authenticates them."""
+    from ray._private.authentication import http_token_authentication
+
+    headers: dict[str, str] = http_token_authentication.get_auth_headers_if_auth_enabled({})
+    return headers
+
+
+def serve_controller() -> Any:
+    """Return the actor that is Ray Serve's controller; ValueError if there is none."""
+    import ray
+    from ray.serve._private import constants
+
+    return ray.get_actor(constants.SERVE_CONTROLLER_NAME, namespace=constants.SERVE_NAMESPACE)
+
+
+def put_first(name: str, value: str) -> str:
+    """Write a value into Ray's key-value store unless there is one; return what is there now.
+
+    It lasts as long as Ray does.
+    """
+    from ray.experimental import internal_kv
+
+    internal_kv._internal_kv_put(name, value, overwrite=False)
+    return str(internal_kv._internal_kv_get(name), "ascii")
+
+
+def lora_components(pipeline: Any) -> Collection[str]:
+    """Return the components of a diffusers pipeline class that LoRAs may change."""
+    names: Collection[str] = pipeline._lora_loadable_modules
+    return names
+
+
+def rename_old_weights(model: Any, stored: dict[str, Tensor]) -> None:
+    """Give the weights of a diffusers model in one file the names that it has today, in place."""
+    model._fix_state_dict_keys_on_load(stored)
+
+
+def is_offloaded(layer: nn.Module) -> bool:
+    """Whether accelerate brings a layer's weights to its device when it is called."""
+    return hasattr(layer, "_hf_hook")

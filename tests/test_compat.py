@@ -1,0 +1,64 @@
+"""Every private name of another library that we use is there, and does what it is used for."""
+
+import inspect
+
+import diffusers
+import pytest
+import torch
+from diffusers import UNet2DConditionModel
+from ray._private import services
+from ray.experimental import internal_kv
+from ray.serve._private import constants
+from torch import nn
+
+from ray_cluster import compat
+
+
+def test_rays_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(":" in one for one in compat.ray_addresses())
+    monkeypatch.setattr(services, "find_gcs_addresses", lambda: {"b:2", "a:1"})
+    assert compat.ray_addresses() == ["a:1", "b:2"]
+
+
+def test_the_dashboard_wants_no_headers_without_authentication(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    assert compat.dashboard_headers() == {}
+
+
+def test_what_is_called_in_a_running_ray_has_the_arguments_it_is_called_with() -> None:
+    inspect.signature(services.get_webui_url_from_internal_kv).bind()
+    inspect.signature(internal_kv._internal_kv_put).bind("name", "value", overwrite=False)
+    inspect.signature(internal_kv._internal_kv_get).bind("name")
+    assert constants.SERVE_CONTROLLER_NAME
+    assert constants.SERVE_NAMESPACE
+
+
+def test_pipelines_say_which_components_loras_change() -> None:
+    assert set(compat.lora_components(diffusers.StableDiffusionPipeline)) == {
+        "unet",
+        "text_encoder",
+    }
+    assert "transformer" in compat.lora_components(diffusers.FluxPipeline)
+
+
+def test_attention_layers_of_old_files_get_the_names_of_today() -> None:
+    with torch.device("meta"):
+        vae = diffusers.AutoencoderKL(block_out_channels=(32,), norm_num_groups=8)
+    stored = {
+        name.replace("to_q", "query").replace("to_out.0", "proj_attn"): one
+        for name, one in vae.state_dict().items()
+    }
+    compat.rename_old_weights(vae, stored)
+    assert stored.keys() == vae.state_dict().keys()
+    assert not hasattr(UNet2DConditionModel, "query")
+
+
+def test_an_offloaded_layer_is_known() -> None:
+    from accelerate.hooks import AlignDevicesHook, add_hook_to_module
+
+    layer = nn.Linear(2, 2)
+    assert not compat.is_offloaded(layer)
+    add_hook_to_module(layer, AlignDevicesHook(execution_device="cpu"))
+    assert compat.is_offloaded(layer)
