@@ -28,7 +28,7 @@ class HeldLeases:
     Args:
         link: the dispatcher.
         on_acknowledged: called with the id of each request whose end the dispatcher has
-            acknowledged, unless its lease was only returned.
+            acknowledged, unless its lease was only returned, or is held again.
     """
 
     def __init__(
@@ -148,8 +148,10 @@ class HeldLeases:
             return False
         self._endings = [end for end in self._endings if end not in reported]
         for end in reported:
-            if not isinstance(end.event, Returned):
-                self._on_acknowledged(end.event.request_id)
+            request_id = end.event.request_id
+            # it may have been leased to this replica again meanwhile
+            if not isinstance(end.event, Returned) and request_id not in self._held:
+                self._on_acknowledged(request_id)
         return True
 
 

@@ -238,7 +238,10 @@ class CancelCell:
         snapshot = await self.cell.dispatch.snapshot()
         assert (snapshot.num_waiting, snapshot.num_leased) == (0, 0)
         await until(lambda: num_states() <= self._num_states, "the end of all states in memory")
-        assert not any(agent._leases or agent._codings for agent in self.agents)
+        await until(
+            lambda: not any(agent._leases or agent._endings.tasks for agent in self.agents),
+            "the end of all leases and codings",
+        )
 
 
 class Cancellable:

@@ -64,7 +64,7 @@ def export_before_the_next_step(model: StagedModel, agent: ReplicaAgent) -> None
 
 async def kill(agent: ReplicaAgent, gate: Gate | None = None) -> None:
     """End an agent as a crash would: nothing is handed back, exported or reported."""
-    tasks = (*agent._loops, *agent._beginnings.tasks, *agent._codings)
+    tasks = (*agent._loops, *agent._beginnings.tasks, *agent._endings.tasks)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)

@@ -9,28 +9,25 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 
 from ray_cluster.config.sections.cell_wide import DispatchSettings
-from ray_cluster.engine.stages.events import Broken, Decoded, Died, Previewed, RunnerEvent, Stepped
+from ray_cluster.engine.stages.events import Died, RunnerEvent, Stepped
 from ray_cluster.engine.stages.runner import EngineRunner
-from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
-from ray_cluster.imaging.small_images import small_image
+from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import (
     Directory,
-    Failed,
-    Finished,
     Lease,
     Poll,
     PollReply,
     Registration,
-    Returned,
 )
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
-from ray_cluster.replica.delivery import Delivery, failure_of
-from ray_cluster.replica.denoise.beginnings import Beginnings
-from ray_cluster.replica.denoise.gathering import Gathering, ReplicaAddOns
+from ray_cluster.replica.delivery import Delivery
+from ray_cluster.replica.denoise.beginnings import Beginnings, Gathering, ReplicaAddOns
+from ray_cluster.replica.denoise.endings import Endings
 from ray_cluster.replica.denoise.late_loras import LateLoras
 from ray_cluster.replica.denoise.metrics import ReplicaMetrics
 from ray_cluster.replica.denoise.preemption import Preemptions
@@ -39,7 +36,6 @@ from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.poller import LeasePoller, check_running
 from ray_cluster.replica.state_transfer import StateTransfer
-from ray_cluster.replica.unexpected import failing_alone
 
 logger = logging.getLogger(__name__)
 
@@ -88,8 +84,11 @@ class ReplicaAgent:
         self._clock = clock
         self._metrics = ReplicaMetrics(registration.model, registration.replica_id)
         self._log = ReplicaLog(registration.replica_id)
-        self._leases = HeldLeases(link, registration.replica_id, self._on_acknowledged)
+        self._leases = HeldLeases(
+            link, registration.replica_id, partial(states.forget, is_ended=True)
+        )
         self._previews = Previews(link, registration.replica_id, delivery, self._leases.get)
+        self._endings = Endings(self._leases, delivery, states, self._previews, self._log)
         self._polls = LeasePoller(
             link,
             registration,
@@ -98,22 +97,21 @@ class ReplicaAgent:
             poll_s=DispatchSettings().poll_s if settings is None else settings.poll_s,
         )
         self._preemptions = Preemptions(
-            self._runner, states, holds=self._leases.holds, on_stored=self._return
+            self._runner, states, holds=self._leases.holds, on_stored=self._endings.give_back
         )
         self._late_loras = self._new_late_loras()
         self._beginnings = Beginnings(
             runner,
             states,
-            Gathering(delivery, states, self._add_ons, clock),
+            Gathering(delivery, self._add_ons, clock),
             self._late_loras,
-            on_failed=self._fail,
+            on_failed=self._endings.fail,
             log=self._log,
             metrics=self._metrics,
             clock=clock,
         )
         self._peers = Directory()
         self._loops: list[asyncio.Task[None]] = []
-        self._codings: set[asyncio.Task[None]] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._is_draining = False
         self._death: Died | None = None
@@ -126,7 +124,7 @@ class ReplicaAgent:
             self._runner,
             self._add_ons.loras,
             holds=self._leases.holds,
-            on_failed=self._fail,
+            on_failed=self._endings.fail,
             on_overdue=self._preempt,
             clock=self._clock,
         )
@@ -168,7 +166,7 @@ class ReplicaAgent:
         left = [one.state for one in exported if one.state]
         steps_kept = await self._states.keep_all(left, self._leases.__contains__)
         for lease in self._leases:
-            self._return(lease, steps_kept.get(lease.request.request_id, 0))
+            self._endings.give_back(lease, steps_kept.get(lease.request.request_id, 0))
         await self._sign_off()
 
     def _on_death(self, death: Died) -> None:
@@ -192,7 +190,7 @@ class ReplicaAgent:
         fetching = () if self._late_loras is None else tuple(self._late_loras.tasks)
         for task in (*self._loops, *self._beginnings.tasks, *fetching):
             task.cancel()
-        leaving = self._codings | self._preemptions.tasks
+        leaving = {*self._endings.tasks, *self._preemptions.tasks}
         if leaving:
             await asyncio.wait(leaving, timeout=_CODING_GRACE_S)
         for task in leaving:
@@ -218,8 +216,12 @@ class ReplicaAgent:
         """Accept an event from one of the runner's threads."""
         if isinstance(event, Stepped):
             self._metrics.stepped(event.report)
-        elif self._loop is not None:
-            self._loop.call_soon_threadsafe(self._settle, event)
+        elif self._loop is None:
+            return
+        elif isinstance(event, Died):
+            self._loop.call_soon_threadsafe(self._on_death, event)
+        else:
+            self._loop.call_soon_threadsafe(self._endings.settle, event)
 
     @property
     def peers(self) -> Directory:
@@ -311,53 +313,6 @@ class ReplicaAgent:
         if lease is None:
             return
         if self._beginnings.cancel(request_id):
-            self._return(lease, 0)
+            self._endings.give_back(lease, 0)
         else:
             self._preemptions.begin(lease)
-
-    def _return(self, lease: Lease, steps_done: int) -> None:
-        """Report that a lease is returned, with the steps of its state in the store."""
-        request_id = lease.request.request_id
-        self._leases.end(lease.request, Returned(request_id, lease.fence, steps_done))
-        self._states.forget(request_id, is_ended=False)
-        self._log.returned(lease.request, steps_done)
-
-    def _settle(self, event: Decoded | Previewed | Broken | Died) -> None:
-        if isinstance(event, Died):
-            self._on_death(event)
-            return
-        lease = self._leases.get(event.request.request_id)
-        if lease is None or not self._leases.holds(event.request):
-            return
-        if isinstance(event, Previewed):
-            self._previews.send(event)
-        elif isinstance(event, Decoded):
-            task = asyncio.create_task(self._code(lease, event))
-            self._codings.add(task)
-            task.add_done_callback(self._codings.discard)
-        else:
-            self._fail(lease, event.error)
-
-    async def _code(self, lease: Lease, event: Decoded) -> None:
-        request = event.request
-        small = None
-        try:
-            with failing_alone(request, "coding"):
-                result = await self._delivery.deliver(event, is_candidate=lease.is_candidate)
-                if lease.is_candidate:
-                    small = await asyncio.to_thread(small_image, event.pixels)
-        except (RequestFailed, InvalidRequest) as error:
-            self._fail(lease, error)
-            return
-        self._log.finished(request, result.timing)
-        self._leases.end(request, Finished(request.request_id, lease.fence, result, small))
-
-    def _fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
-        failure = failure_of(lease.request.request_id, error)
-        self._log.failed(lease.request, failure)
-        self._leases.end(lease.request, Failed(failure.request_id, lease.fence, failure))
-
-    def _on_acknowledged(self, request_id: str) -> None:
-        # it may have been leased to this replica again meanwhile
-        if request_id not in self._leases:
-            self._states.forget(request_id, is_ended=True)

@@ -35,7 +35,7 @@ from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.denoise.agent import ReplicaAgent
-from ray_cluster.replica.denoise.gathering import ReplicaAddOns
+from ray_cluster.replica.denoise.beginnings import ReplicaAddOns
 from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.replica.denoise.sent_images import EditImages, reading_per_megapixel_s
 from ray_cluster.replica.lora_store.folder import LoraFolder
