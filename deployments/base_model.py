@@ -13,13 +13,10 @@ from ray import serve
 from ray.util import get_node_ip_address
 
 from ray_cluster.config.arguments import WorkerArguments
-from ray_cluster.config.loading import set_environment
 from ray_cluster.deployments.actors import refuse_local_storage, set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
-from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT
-from ray_cluster.deployments.worker import Worker
+from ray_cluster.deployments.worker import Worker, loading
 from ray_cluster.imaging.processes.image_coder import ImageCoder
-from ray_cluster.process.gc_freeze import uncollected
 
 
 class BaseModel(Worker):
@@ -32,8 +29,7 @@ class BaseModel(Worker):
         link = DispatcherHandle(patience_s=arguments.patience_s).link
         # the images in flight bound what waits
         coder = ImageCoder(max_waiting_bytes=None)
-        set_environment(ALLOCATOR_ENVIRONMENT)
-        with uncollected():
+        async with loading(arguments.pool.name):
             # not above: who only deploys this class needs none of the model libraries
             from ray_cluster.replica.denoise.builder import build_agent, first_settings
 

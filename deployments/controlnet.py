@@ -12,12 +12,9 @@ from ray import serve
 from ray.util import get_node_ip_address
 
 from ray_cluster.config.arguments import ControlNetWorkerArguments
-from ray_cluster.config.loading import set_environment
 from ray_cluster.deployments.actors import set_up_actor_logs
 from ray_cluster.deployments.links import DispatcherHandle
-from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT
-from ray_cluster.deployments.worker import Worker
-from ray_cluster.process.gc_freeze import uncollected
+from ray_cluster.deployments.worker import Worker, loading
 
 
 class ControlNet(Worker):
@@ -27,8 +24,7 @@ class ControlNet(Worker):
     async def __init__(self, arguments: ControlNetWorkerArguments) -> None:  # type: ignore[misc]
         set_up_actor_logs(arguments.logs)
         link = DispatcherHandle(patience_s=arguments.patience_s).link
-        set_environment(ALLOCATOR_ENVIRONMENT)
-        with uncollected():
+        async with loading(arguments.controlnet.name):
             # not above: who only deploys this class needs none of the model libraries
             from ray_cluster.replica.controlnet.builder import build_controlnet
             from ray_cluster.replica.denoise.builder import first_settings

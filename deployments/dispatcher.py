@@ -24,7 +24,7 @@ from ray_cluster.deployments.actors import (
 )
 from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
 from ray_cluster.protocol.calling.rpc import RpcServer
-from ray_cluster.protocol.leases import Endpoint
+from ray_cluster.protocol.leases import Endpoint, Registration
 
 
 class Dispatcher:
@@ -72,6 +72,10 @@ class Dispatcher:
     async def snapshot(self) -> ClusterSnapshot:
         """See :meth:`DispatchService.snapshot`."""
         return await self._front.dispatch.snapshot()
+
+    async def registrations(self) -> tuple[Registration, ...]:
+        """Return what the live workers have registered as."""
+        return tuple(one.registration for one in self._front.core.replicas)
 
     async def note_undeployed(self, pools: tuple[str, ...]) -> None:
         """See :meth:`LiveSettings.note_undeployed`."""

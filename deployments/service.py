@@ -55,6 +55,13 @@ class ApplicationState:
         return any(self.num_running.get(one, 0) > 0 for one in (WORKER, SCORER))
 
     @property
+    def is_ready(self) -> bool:
+        """Whether it serves: a replica of each deployment runs, or none is wanted."""
+        return self.state == "running" or (
+            bool(self.num_running) and min(self.num_running.values()) > 0
+        )
+
+    @property
     def words(self) -> str:
         """The state, and how many replicas run already."""
         if self.state == "running" or not self.num_replicas:

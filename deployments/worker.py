@@ -1,7 +1,7 @@
 """What every deployment that pulls its work from the dispatcher does.
 
-Duties: pass metrics on to Ray; report health; release all leases when Serve stops the replica, or
-on SIGTERM. No Serve call is ever in flight on it.
+Duties: load a model when it is its turn; pass metrics on to Ray; report health; release all leases
+when Serve stops the replica, or on SIGTERM. No Serve call is ever in flight on it.
 """
 
 from __future__ import annotations
@@ -9,11 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Protocol
 
+import ray
+
+from ray_cluster.config.loading import set_environment
 from ray_cluster.deployments.actors import RayMetrics
+from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT
 from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.process.gc_freeze import uncollected
+from ray_cluster.process.load_turns import LoadTurns
 from ray_cluster.process.sigterm import TerminationNotice
 
 logger = logging.getLogger(__name__)
@@ -72,6 +80,17 @@ class Worker:
         """Release all leases; Serve calls and awaits this on scale-down and shutdown."""
         if hasattr(self, "_notice"):
             await self._leave()
+
+
+@asynccontextmanager
+async def loading(application: str) -> AsyncIterator[None]:
+    """Wait for this process's turn to import the model libraries and load a model, and have it."""
+    context = ray.get_runtime_context()
+    session = Path(context.get_temp_dir()) / context.get_session_name()
+    set_environment(ALLOCATOR_ENVIRONMENT)
+    async with LoadTurns.of_this_machine(session / "loading").turn(application):
+        with uncollected():
+            yield
 
 
 def _exit(_leaving: asyncio.Task[None]) -> None:

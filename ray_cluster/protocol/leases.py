@@ -86,6 +86,21 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadedWords:
+    """How a replica runs its model, for people.
+
+    Attributes:
+        number_format: that its weights are in.
+        sampling: how calls are sampled that say nothing, and where that comes from.
+        memory: the plan that it was loaded under.
+    """
+
+    number_format: str
+    sampling: str
+    memory: str
+
+
+@dataclass(frozen=True, slots=True)
 class Registration:
     """What a worker is. Registering again under the same id drops its earlier leases.
 
@@ -106,6 +121,7 @@ class Registration:
         of its
             :class:`ray_cluster.config.sections.cascades.DiscriminatorArguments`.
         prompt_tokenizers: those that :attr:`ModelProfile.prompt_digest` is of.
+        words: of a model's replica.
     """
 
     replica_id: str
@@ -124,6 +140,7 @@ class Registration:
     residents: tuple[str, ...] = ()
     arguments: str = ""
     prompt_tokenizers: tuple[PromptTokenizer, ...] = ()
+    words: LoadedWords | None = None
 
     @property
     def model(self) -> str:

@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,7 +17,6 @@ import yaml
 from rich.console import Console
 
 from ray_cluster.cli.output import command
-from ray_cluster.cli.service.model_plans import PlansInBackground, plan_pool
 from ray_cluster.cli.service.ports import check_ports
 from ray_cluster.cli.service.ray_messages import own_error, short_reason
 from ray_cluster.cli.service.report import (
@@ -31,9 +30,10 @@ from ray_cluster.cli.service.report import (
 from ray_cluster.cli.service.served_file import with_options
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.sections.http import HttpConfig
-from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.errors import ConfigError
+from ray_cluster.protocol.leases import LoadedWords
 from tests.cli.conftest import Cli
+from tests.fakes import registration
 
 
 @pytest.fixture
@@ -266,16 +266,15 @@ def test_the_printed_url_can_be_called(host: str, url: str) -> None:
 
 def test_the_report_loses_nothing_in_a_narrow_terminal(tiny_model: Path) -> None:
     config = load_config({"pools": [{"name": "tiny", "model": str(tiny_model), "memory_gib": 4}]})
-    planned = {"tiny": plan_pool(config.pools[0])}
+    words = LoadedWords("float32", "ddim, 20 steps", "fits: given 4096 MiB")
+    loaded = {"tiny": replace(registration("r"), words=words)}
     text = io.StringIO()
     console = Console(file=text, width=60, soft_wrap=True)
     replicas = {"tiny": {"BaseModel": 2}}
-    print_report(console, config, planned, replicas, dashboard_url=None, logs="/logs")
+    print_report(console, config, loaded, replicas, dashboard_url=None, logs="/logs")
     report = "".join(text.getvalue().split())
-    words = planned["tiny"].memory_words
-    assert words.count("fits") == 1
     # the other columns are empty beside the last one
-    for word in (*words.split(), str(tiny_model)):
+    for word in (*words.memory.split(), *words.sampling.split(), str(tiny_model)):
         assert word in report
 
 
@@ -333,23 +332,31 @@ def test_another_reason_is_the_errors_own_line() -> None:
     assert short_reason("") == "no reason given"
 
 
-def test_plans_in_the_background_refuse_a_pool_and_plan_the_others(tiny_model: Path) -> None:
-    good = PoolConfig(name="good", model=str(tiny_model))
-    plans = PlansInBackground([good, PoolConfig(name="bad", model="nosuch")])
-    with ThreadPoolExecutor(1) as thread:
-        found = thread.submit(plans.result).result(timeout=60)
-    assert "nosuch" in str(found.refused["bad"])
-    assert list(found.planned) == ["good"]
-    assert found.planned["good"].memory_words.startswith("fits")
+LIBRARIES = ("torch", "diffusers", "transformers", "peft")
+LIGHT = """
+import sys
+import ray_cluster.cell.front, ray_cluster.cli.service.ray_service, ray_cluster.deployments.app
+import ray_cluster.replica.lora_store.agent, ray_cluster.replica.lora_store.folder
+from pathlib import Path
+from ray_cluster.cli.service.service_run import _checks
+from ray_cluster.config.loading import load_config
+
+for path in sys.argv[1:]:
+    for check in _checks(load_config(Path(path))).values():
+        check()
+print([name for name in %r if name in sys.modules])
+"""
 
 
-def test_whatever_keeps_plans_from_being_made_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Otherwise the service would wait for them for ever."""
-
-    def fails(pool: PoolConfig) -> None:
-        raise EOFError(pool.name)
-
-    monkeypatch.setattr("ray_cluster.cli.service.model_plans.plan_pool", fails)
-    plans = PlansInBackground([PoolConfig(name="bad", model="shapes-sd")])
-    with pytest.raises(EOFError, match="bad"):
-        plans.result()
+def test_only_replicas_import_the_model_libraries() -> None:
+    """They take the command, and each process of the front, seconds to import."""
+    configs = [f"configs/{name}.yaml" for name in ("local", "cascade", "add-ons")]
+    done = subprocess.run(
+        [sys.executable, "-c", LIGHT % (LIBRARIES,), *configs],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=Path(__file__).parents[2],
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -186,7 +186,7 @@ def test_a_pool_that_fails_on_its_node_is_left_out_and_the_others_are_waited_for
     monkeypatch.setattr(RayService, "_report_undeployed", lambda _self: None)
     service, shown = RayService(served.load(), served), Shown()
     service.deploy()
-    service.wait_running(shown)
+    service.wait_ready(shown)
     assert service.left_out == {"bad": "/x/unet has no weights"}
     assert deleted == ["bad"]
     assert shown.states.count("not served") == 1

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ray_cluster.engine.controlnets.asks import ControlNetAsk, RowResiduals
-from ray_cluster.engine.controlnets.loading import check_base, controlnet_config
+from ray_cluster.engine.controlnets.checks import check_base, controlnet_config
 from ray_cluster.engine.controlnets.local import LocalControlNets
 from ray_cluster.errors import ModelUnsupported
 from ray_cluster.requests import AddOns

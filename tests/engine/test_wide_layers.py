@@ -13,9 +13,9 @@ from diffusers import DiffusionPipeline
 from torch import Tensor, nn
 
 from ray_cluster.engine.adapters.weight_parts import parts_of
-from ray_cluster.engine.files.folders import component_config
+from ray_cluster.engine.files.folders import component_config, denoiser_name
 from ray_cluster.engine.files.memory import decode_bytes, encode_bytes, step_bytes
-from ray_cluster.engine.models.denoisers import build_executor, denoiser_name
+from ray_cluster.engine.models.denoisers import build_executor
 from ray_cluster.engine.models.packed_weights import packs
 from ray_cluster.engine.models.whole_models import load_models
 from ray_cluster.engine.models.wide_layers import computing_dtype, has_instructions, widen

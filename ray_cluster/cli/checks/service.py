@@ -16,7 +16,9 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cascades import CascadeConfig, DiscriminatorConfig
 from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.controlnets.checks import check_controlnet
 from ray_cluster.engine.files.folders import is_hub_id, local_folder
+from ray_cluster.engine.scorers.checks import check_scorer
 from ray_cluster.errors import RayClusterError
 from ray_cluster.models.builtin import controlnet_folder, discriminator_folder
 from ray_cluster.models.weight_files import INDEX
@@ -94,9 +96,6 @@ def _cascade(cascade: CascadeConfig) -> Finding:
 
 
 def _check_discriminator(given: DiscriminatorConfig) -> Finding:
-    # here: it takes seconds to import
-    from ray_cluster.engine.scorers.loading import check_scorer
-
     subject = f"discriminator {given.name}"
     is_here = discriminator_folder(given.model) or Path(given.model).expanduser().is_dir()
     if not is_here and is_hub_id(given.model):
@@ -109,9 +108,6 @@ def _check_discriminator(given: DiscriminatorConfig) -> Finding:
 
 
 def _check_controlnet(given: ControlNetConfig, config: ClusterConfig) -> Finding:
-    # here: it takes seconds to import
-    from ray_cluster.engine.controlnets.checks import check_controlnet
-
     subject = f"ControlNet {given.name}"
     is_here = controlnet_folder(given.model) or Path(given.model).expanduser().is_dir()
     if not is_here and is_hub_id(given.model):

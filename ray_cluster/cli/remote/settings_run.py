@@ -22,7 +22,9 @@ from ray_cluster.config.sections.pools import PoolArguments, PoolConfig
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.deployments.serve.deploy_file import DEPLOYMENT_OF, FRONT, GATEWAY
 from ray_cluster.dispatch.planned import document_version
+from ray_cluster.engine.controlnets.checks import check_controlnet
 from ray_cluster.engine.files.folders import is_hub_id, local_folder
+from ray_cluster.engine.scorers.checks import check_scorer
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.builtin import discriminator_folder
 from ray_cluster.models.local import check_models
@@ -238,9 +240,6 @@ def _check_added(config: ClusterConfig, names: Collection[str]) -> None:
             _check_discriminator(judge)
     for control in config.controlnets:
         if control.name in names and config.ray.address is None:
-            # likewise seconds of imports
-            from ray_cluster.engine.controlnets.checks import check_controlnet
-
             try:
                 check_controlnet(control, config)
             except RayClusterError as error:
@@ -250,9 +249,6 @@ def _check_added(config: ClusterConfig, names: Collection[str]) -> None:
 def _check_discriminator(judge: DiscriminatorConfig) -> None:
     if discriminator_folder(judge.model) is None and is_hub_id(judge.model):
         return
-    # seconds of imports that most changes do not need
-    from ray_cluster.engine.scorers.loading import check_scorer
-
     try:
         check_scorer(judge.model, calibration=judge.calibration)
     except RayClusterError as error:

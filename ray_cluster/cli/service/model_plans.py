@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ray_cluster.config.sections.pools import PoolConfig
-from ray_cluster.errors import MODEL_ERRORS, ConfigError, RayClusterError
+from ray_cluster.errors import MODEL_ERRORS, ConfigError
 from ray_cluster.policies.costs.gpu_shares import Card
 from ray_cluster.policies.costs.memory import MemoryPlan
 from ray_cluster.policies.costs.number_formats import NumberFormat
-from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.requests import ModelProfile
 
 
@@ -119,48 +116,3 @@ def _one_hierarchy(pool: PoolConfig) -> Iterator[None]:
         raise ConfigError(
             f"pool {pool.name}: the model cannot be read ({type(error).__name__}: {error})"
         ) from error
-
-
-@dataclass(frozen=True, slots=True)
-class PoolPlans:
-    """What the pools of a configuration would be, by name.
-
-    Attributes:
-        refused: why a pool cannot run.
-    """
-
-    planned: dict[str, PlannedModel] = field(default_factory=dict)
-    refused: dict[str, RayClusterError] = field(default_factory=dict)
-
-
-class PlansInBackground:
-    """Plans all pools of a configuration in a thread, while Ray starts.
-
-    The thread ends with the process, even in the middle of a download.
-    """
-
-    def __init__(self, pools: Sequence[PoolConfig]) -> None:
-        self._plans: Future[PoolPlans] = Future()
-        self._pools = pools
-        threading.Thread(target=self._run, name="plan", daemon=True).start()
-
-    def result(self) -> PoolPlans:
-        """Wait for the plans."""
-        return self._plans.result()
-
-    def _run(self) -> None:
-        plans = PoolPlans()
-        try:
-            with uncollected():
-                _quieten()
-                from ray_cluster.engine.models import loading  # noqa: F401
-            for pool in self._pools:
-                try:
-                    plans.planned[pool.name] = plan_pool(pool)
-                except RayClusterError as error:
-                    plans.refused[pool.name] = error
-        # whatever it is: the caller waits for it
-        except Exception as error:  # noqa: BLE001
-            self._plans.set_exception(error)
-        else:
-            self._plans.set_result(plans)

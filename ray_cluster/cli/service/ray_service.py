@@ -32,6 +32,7 @@ from ray_cluster.deployments.service import (
 )
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.local import check_models
+from ray_cluster.protocol.leases import Registration
 
 # a model that is downloaded by its replicas may take its time
 _START_S = 3600.0
@@ -55,7 +56,7 @@ class RayService:
 
     Attributes:
         config: as of the last :meth:`refresh`.
-        has_run: whether all applications have run: before, nothing can be in flight.
+        has_run: whether all applications have been ready: before, nothing can be in flight.
         left_out: why a pool is not served, by name.
     """
 
@@ -142,8 +143,10 @@ class RayService:
             with suppress(*_SILENT, ConnectionError):
                 ask_dispatcher("note_undeployed", absent, timeout_s=_ANSWER_S)
 
-    def wait_running(self, show: Callable[..., None]) -> None:
-        """Wait until every application runs, but for pools that cannot: these are left out.
+    def wait_ready(self, show: Callable[..., None]) -> None:
+        """Wait until every application has a first replica, but for pools that cannot have one.
+
+        These are left out. Further replicas may start yet.
 
         ``show(name, state, is_done=)`` is called for each.
 
@@ -158,14 +161,12 @@ class RayService:
             for row in states:
                 reason = _failure(row)
                 if reason is None or row.has_replica:
-                    show(row.name, row.words, is_done=row.state == "running")
+                    show(row.name, row.words, is_done=row.is_ready)
                 elif row.name == FRONT:
                     raise ServiceFailed(f"{FRONT}: {reason}; the logs are in {self.log_folder}")
                 else:
                     self.leave_out(row.name, reason, show)
-            waiting = {
-                row.name for row in states if row.state != "running" and _failure(row) is None
-            }
+            waiting = {row.name for row in states if not row.is_ready and _failure(row) is None}
             if waiting and time.monotonic() > deadline_s:
                 raise ServiceFailed(f"{sorted(waiting)} did not start within {_START_S:.0f} s")
             time.sleep(_POLL_S if waiting else 0)
@@ -188,6 +189,14 @@ class RayService:
     def replica_counts(self) -> Mapping[str, Mapping[str, int]]:
         """Return the running replicas by application and deployment."""
         return {row.name: row.num_running for row in self.application_states()}
+
+    def loaded(self) -> Mapping[str, Registration]:
+        """Return what the replicas of each pool have registered as; nothing of a silent cell."""
+        try:
+            found = ask_dispatcher("registrations", timeout_s=_ANSWER_S)
+        except _SILENT:
+            return {}
+        return {one.pool: one for one in found}
 
     def close_admission(self) -> None:
         """Have the dispatcher refuse new images; without an answer from it nothing changes."""
@@ -262,7 +271,7 @@ class RayService:
 
 def _failure(row: ApplicationState) -> str | None:
     """Return why an application cannot run; None while it does or may yet."""
-    if row.state == "running":
+    if row.is_ready:
         return None
     # of the model itself: Serve would try again and again
     if (reason := own_error(row.details)) is not None:

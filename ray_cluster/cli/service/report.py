@@ -10,10 +10,10 @@ from rich.console import Console
 from rich.table import Table
 
 from ray_cluster.cli.output import command, print_table
-from ray_cluster.cli.service.model_plans import PlannedModel
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.http import HttpConfig
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.protocol.leases import Registration
 
 EXAMPLE_PROMPT = "a large red circle in the center on a white background"
 
@@ -49,7 +49,7 @@ def open_service_warnings(config: ClusterConfig) -> list[str]:
 def print_report(
     console: Console,
     config: ClusterConfig,
-    planned: Mapping[str, PlannedModel],
+    loaded: Mapping[str, Registration],
     replicas: Mapping[str, Mapping[str, int]],
     *,
     dashboard_url: str | None,
@@ -59,12 +59,12 @@ def print_report(
     """Print the whole report.
 
     Args:
-        planned: by pool; empty where the pools run on other machines.
+        loaded: a replica of each pool that has one.
         replicas: running replicas by application and deployment.
         logs: folder of all logs.
         ray_address: at which commands reach this service's Ray.
     """
-    print_table(console, _table(config, planned, replicas))
+    print_table(console, _table(config, loaded, replicas))
     url = base_url(config.http)
     rows = {"API": f"{url}/v1", "docs": f"{url}/docs"}
     if dashboard_url is not None:
@@ -86,15 +86,15 @@ def print_report(
 
 def _table(
     config: ClusterConfig,
-    planned: Mapping[str, PlannedModel],
+    loaded: Mapping[str, Registration],
     replicas: Mapping[str, Mapping[str, int]],
 ) -> Table:
     table = Table("application", "deployment", "replicas", "what", box=box.SIMPLE)
     pools = {pool.name: pool for pool in config.pools}
     for application, count_by_deployment in replicas.items():
         for deployment, count in sorted(count_by_deployment.items()):
-            pool, plan = pools.get(application), planned.get(application)
-            what = _what(application, deployment, pool, plan, config)
+            pool, one = pools.get(application), loaded.get(application)
+            what = _what(application, deployment, pool, one, config)
             table.add_row(application, deployment, str(count), what)
     return table
 
@@ -103,7 +103,7 @@ def _what(
     application: str,
     deployment: str,
     pool: PoolConfig | None,
-    plan: PlannedModel | None,
+    loaded: Registration | None,
     config: ClusterConfig,
 ) -> str:
     if pool is None:
@@ -121,7 +121,8 @@ def _what(
             "Controller": f"plans replicas every {config.control.period_s:g} s",
         }
         return front.get(deployment, "")
-    number_format = pool.number_format() if plan is None else plan.format_words
+    words = None if loaded is None else loaded.words
+    number_format = pool.number_format() if words is None else words.number_format
     device = f"{pool.device}, {number_format}" if number_format else pool.device
     device += f", {pool.num_gpus:g} GPU" if pool.num_gpus else f", {pool.num_threads} thread(s)"
     lines = [f"{pool.model_name}: {pool.model} on {device}; batches of at most {pool.max_batch}"]
@@ -130,14 +131,13 @@ def _what(
         for one in config.cascades
         if one.light == pool.model_name
     ]
-    if plan is not None:
-        profile = plan.profile
+    if loaded is not None and (profile := loaded.profile) is not None:
         lines.append(
             f"{profile.family}; sides of {profile.min_px} to {profile.max_px} px in steps of "
             f"{profile.size_multiple_px}"
         )
-        lines.append(f"sampling {plan.sampling_words}")
-        lines.append(f"memory {plan.memory_words}")
+    if words is not None:
+        lines += [f"sampling {words.sampling}", f"memory {words.memory}"]
     return "\n".join(lines)
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 import httpx
@@ -12,15 +13,18 @@ import httpx
 from ray_cluster.cli.output import command, stderr, stdout, warn
 from ray_cluster.cli.progress import StateScreen
 from ray_cluster.cli.service.lasting_output import lasting_output
-from ray_cluster.cli.service.model_plans import PlannedModel, PlansInBackground, check_gpus
+from ray_cluster.cli.service.model_plans import check_gpus
 from ray_cluster.cli.service.ports import check_ports
 from ray_cluster.cli.service.ray_messages import RayMessages
 from ray_cluster.cli.service.report import base_url, open_service_warnings, print_report
 from ray_cluster.cli.service.served_file import ServedFile
 from ray_cluster.cli.service.signals import StopSignals
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.deployments.serve.ray_environment import apply_ray_environment
+from ray_cluster.engine.controlnets.checks import check_controlnet
 from ray_cluster.engine.files.folders import resolve_folder
+from ray_cluster.engine.scorers.checks import check_scorer
 from ray_cluster.errors import RayClusterError
 from ray_cluster.models.local import check_models
 from ray_cluster.models.weight_files import check_files
@@ -64,7 +68,7 @@ def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> No
         signals.arm()
         service = RayService(config, served)
         with _closing(service, screen, signals, quiet=quiet):
-            planned = _start(service, screen, signals)
+            _start(service, screen, signals)
             screen.stop()
             for name, reason in service.left_out.items():
                 warn(not_served(service.config.title(name), reason))
@@ -72,7 +76,7 @@ def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> No
                 print_report(
                     stdout(),
                     service.config,
-                    planned,
+                    service.loaded(),
                     service.replica_counts(),
                     dashboard_url=service.dashboard_url,
                     ray_address=service.address,
@@ -111,23 +115,16 @@ def not_served(worker: str, reason: str) -> str:
     )
 
 
-def _start(
-    service: RayService, screen: StateScreen, signals: StopSignals
-) -> Mapping[str, PlannedModel]:
+def _start(service: RayService, screen: StateScreen, signals: StopSignals) -> None:
     config = service.config
-    pools = config.pools if config.ray.address is None else ()
-    screen.show("models", "checking files")
-    for pool in pools:
-        try:
-            # before anything is downloaded
-            check_gpus(pool)
-            check_files(resolve_folder(pool.model))
-        except RayClusterError as error:
-            service.leave_out(pool.name, str(error), screen.show)
-    left = [pool for pool in pools if pool.name not in service.left_out]
-    screen.show("models", "planning memory")
-    # only here: two threads that import diffusers at once break its lazy modules
-    plans = PlansInBackground(left)
+    if config.ray.address is None:
+        screen.show("models", "checking files")
+        for name, check in _checks(config).items():
+            try:
+                check()
+            except RayClusterError as error:
+                service.leave_out(name, str(error), screen.show)
+        screen.show("models", "files are whole", is_done=True)
     screen.show("Ray", "starting")
     try:
         service.connect()
@@ -137,15 +134,8 @@ def _start(
     finally:
         signals.arm()
     screen.show("Ray", "running", is_done=True)
-    found = plans.result()
-    for name, refused in found.refused.items():
-        service.leave_out(name, str(refused), screen.show)
-    if config.ray.address is None:
-        _check_discriminators(service, screen)
-        _check_controlnets(service, screen)
-    screen.show("models", "can be loaded", is_done=True)
     service.deploy()
-    service.wait_running(screen.show)
+    service.wait_ready(screen.show)
     screen.show("API", "waiting for an answer")
     # not above: seconds of imports
     from ray_cluster.cell.live_settings import NO_KEY
@@ -154,29 +144,27 @@ def _start(
         # the report does not know of it: its examples would be refused
         warn(NO_KEY)
     screen.show("API", "ready", is_done=True)
-    return found.planned
 
 
-def _check_discriminators(service: RayService, screen: StateScreen) -> None:
-    # not above: the plans have imported the model libraries by now
-    from ray_cluster.engine.scorers.loading import check_scorer
+def _checks(config: ClusterConfig) -> dict[str, Callable[[], object]]:
+    """Return what checks the files of each pool and other worker, by name.
 
-    for one in service.config.discriminators:
-        try:
-            check_scorer(one.model, calibration=one.calibration)
-        except RayClusterError as error:
-            service.leave_out(one.name, str(error), screen.show)
+    All else of a model, such as its memory, is checked and planned by the replicas that load it.
+    """
+    return {
+        **{pool.name: partial(_check_pool, pool) for pool in config.pools},
+        **{
+            one.name: partial(check_scorer, one.model, calibration=one.calibration)
+            for one in config.discriminators
+        },
+        **{one.name: partial(check_controlnet, one, config) for one in config.controlnets},
+    }
 
 
-def _check_controlnets(service: RayService, screen: StateScreen) -> None:
-    # not above: likewise
-    from ray_cluster.engine.controlnets.checks import check_controlnet
-
-    for one in service.config.controlnets:
-        try:
-            check_controlnet(one, service.config)
-        except RayClusterError as error:
-            service.leave_out(one.name, str(error), screen.show)
+def _check_pool(pool: PoolConfig) -> None:
+    # before anything is downloaded
+    check_gpus(pool)
+    check_files(resolve_folder(pool.model))
 
 
 def _wait_ready(config: ClusterConfig) -> list[str]:
@@ -195,7 +183,8 @@ def _wait_ready(config: ClusterConfig) -> list[str]:
 
 def _watch(service: RayService) -> None:
     """Report when an application fails or recovers, until a signal comes."""
-    known: dict[str, str] = {row.name: "running" for row in service.application_states()}
+    # further replicas may be starting yet
+    known: dict[str, str] = {row.name: row.state for row in service.application_states()}
     while True:
         for row in service.application_states():
             # what the file names, but nobody has deployed yet

@@ -22,8 +22,13 @@ from torch import Tensor, nn
 
 from ray_cluster.compat import lora_components
 from ray_cluster.engine.adapters.low_rank import LowRank
-from ray_cluster.engine.files.folders import component_config, component_names, pipeline_name
-from ray_cluster.engine.models.denoisers import denoiser_name, model_class
+from ray_cluster.engine.files.folders import (
+    component_config,
+    component_names,
+    denoiser_name,
+    pipeline_name,
+)
+from ray_cluster.engine.models.denoisers import model_class
 from ray_cluster.errors import ModelUnsupported
 
 _NAME = "one"

@@ -133,6 +133,11 @@ def component_names(folder: Path) -> list[str]:
     return [component.name for component in components(folder)]
 
 
+def denoiser_name(folder: Path) -> str:
+    """Return the component of a diffusers folder that predicts."""
+    return "transformer" if "transformer" in component_names(folder) else "unet"
+
+
 def component_config(folder: Path, component: str) -> dict[str, Any]:
     """Return the configuration of a component; the scheduler's file has a name of its own.
 

@@ -25,11 +25,10 @@ from torch.utils._pytree import tree_leaves
 
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.batch.token_layout import SizeGroup, layout_of
-from ray_cluster.engine.files.folders import component_config
+from ray_cluster.engine.files.folders import component_config, denoiser_name
 from ray_cluster.engine.files.weights import component_weights, is_text_encoder, vae_dtype
 from ray_cluster.engine.models.denoisers import (
     build_executor,
-    denoiser_name,
     guidance_kind,
     is_unet,
     model_class,

@@ -11,7 +11,7 @@ import torch
 
 from ray_cluster.engine.dit.config import check_dit_config
 from ray_cluster.engine.dit.executor import DiTExecutor
-from ray_cluster.engine.files.folders import component_config, component_names
+from ray_cluster.engine.files.folders import component_config, denoiser_name
 from ray_cluster.engine.schedules.flow_schedules import FlowModel
 from ray_cluster.engine.step.executor import Executor
 from ray_cluster.engine.unet.config import check_unet_config, check_unet_inputs
@@ -21,11 +21,6 @@ from ray_cluster.requests import EditKind, GuidanceKind
 
 _UNET = "UNet2DConditionModel"
 _FLUX = "FluxTransformer2DModel"
-
-
-def denoiser_name(folder: Path) -> str:
-    """Return the component of a diffusers folder that predicts."""
-    return "transformer" if "transformer" in component_names(folder) else "unet"
 
 
 def is_unet(config: Mapping[str, Any]) -> bool:

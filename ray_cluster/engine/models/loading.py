@@ -22,6 +22,7 @@ from ray_cluster.engine.edits.template import EncodedImage, latent_mask
 from ray_cluster.engine.files.folders import (
     component_config,
     component_names,
+    denoiser_name,
     pipeline_name,
     resolve_folder,
 )
@@ -31,7 +32,6 @@ from ray_cluster.engine.files.weights import DTYPE_BY_NAME, vae_dtype
 from ray_cluster.engine.models.denoisers import (
     build_executor,
     check_denoiser,
-    denoiser_name,
     edit_kind,
     flow_model,
     guidance_kind,
@@ -102,6 +102,7 @@ class LoadedModel:
 
     Attributes:
         profile: what the model accepts, for validation at the gateway.
+        sampling_words: as of :class:`InspectedModel`.
         memory: the plan it was loaded under.
         max_batch_by_size: what that plan allows, for any size.
     """
@@ -112,6 +113,7 @@ class LoadedModel:
     decoder: ImageDecoder
     tables: SamplerTables
     profile: ModelProfile
+    sampling_words: str
     memory: MemoryPlan
     max_batch_by_size: BatchCaps
 
@@ -197,6 +199,7 @@ def load_model(pool: PoolConfig) -> LoadedModel:
         decoder=ImageDecoder(pipeline.vae, device, turn),
         tables=model.tables,
         profile=model.profile,
+        sampling_words=model.sampling_words,
         memory=plan,
         max_batch_by_size=BatchCaps(plan.max_batch_by_size),
     )

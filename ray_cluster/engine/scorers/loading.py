@@ -1,4 +1,4 @@
-"""Finds, checks and loads discriminators."""
+"""Loads discriminators."""
 
 from __future__ import annotations
 
@@ -8,20 +8,18 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 
-from ray_cluster.engine.files.folders import resolve_single
 from ray_cluster.engine.models.whole_models import first_line, load_whole
+from ray_cluster.engine.scorers.checks import check_scorer, resolve_scorer
 from ray_cluster.engine.scorers.clip import ClipScorer
 from ray_cluster.engine.scorers.image_classifier import ImageClassifierScorer
 from ray_cluster.engine.scorers.scorer import CalibratedScorer, RawScorer
 from ray_cluster.engine.scorers.shapes import ShapesScorer
 from ray_cluster.errors import ConfigError, ModelUnsupported
-from ray_cluster.models.builtin import BUILTIN_DISCRIMINATORS, discriminator_folder
-from ray_cluster.models.cascade_curves import CALIBRATION, Calibration, load_calibration
+from ray_cluster.models.builtin import discriminator_folder
 from ray_cluster.models.discriminators import load_discriminator
 from ray_cluster.models.json_files import INCOMPLETE, head_of, read_object
 from ray_cluster.models.local import scorer_digest
 
-_DOWNLOADED = ("*.json", "*.txt", "*.model", "*.safetensors")
 _VOCABULARIES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model")
 _CLASSIFIER = "ForImageClassification"
 _SHOWN = 5
@@ -56,27 +54,6 @@ def load_scorer(
     return CalibratedScorer(load_uncalibrated(model, device, label=found.label).raw, found)
 
 
-def check_scorer(model: str, *, calibration: str | None = None) -> Calibration:
-    """Return the calibration of a discriminator, without loading its weights.
-
-    Arguments and errors as of :func:`load_scorer`.
-    """
-    folder = resolve_scorer(model)
-    place = folder if calibration is None else Path(calibration).expanduser()
-    if not (place / CALIBRATION).is_file():
-        raise ConfigError(
-            f"discriminator {model!r} is not calibrated: there is no {place / CALIBRATION}; make "
-            "it with: ray-cluster models calibrate-cascade CONFIG"
-        )
-    found = load_calibration(place)
-    if found.scorer_sha256 not in {"", scorer_digest(folder)}:
-        raise ConfigError(
-            f"{place / CALIBRATION} was made for other files than those of {model!r}; make it anew "
-            "with: ray-cluster models calibrate-cascade CONFIG"
-        )
-    return found
-
-
 def load_uncalibrated(
     model: str, device: torch.device, *, label: str | None = None
 ) -> UncalibratedScorer:
@@ -98,22 +75,6 @@ def load_uncalibrated(
     else:
         raw = _load_clip(folder, device)
     return UncalibratedScorer(raw, scorer_digest(folder))
-
-
-def resolve_scorer(model: str) -> Path:
-    """Return the local folder of a discriminator, downloaded if needed.
-
-    Raises:
-        ConfigError: there is no such model, or it cannot be downloaded.
-    """
-    return resolve_single(
-        model,
-        discriminator_folder(model),
-        what="discriminator",
-        allowed=f"one of {', '.join(BUILTIN_DISCRIMINATORS)}, or a folder or hub id of a CLIP-type "
-        "model or an image classifier",
-        patterns=_DOWNLOADED,
-    )
 
 
 def _class_name(folder: Path) -> str:

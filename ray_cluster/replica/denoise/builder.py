@@ -30,7 +30,7 @@ from ray_cluster.models.local import model_digest
 from ray_cluster.models.prompt_tokens import digest_of
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
-from ray_cluster.protocol.leases import Registration
+from ray_cluster.protocol.leases import LoadedWords, Registration
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.replica.delivery import Delivery
@@ -155,6 +155,7 @@ def _registration(
         device_type=device_name(model.executor.device),
         arguments=arguments.pool.model_dump_json(),
         prompt_tokenizers=tokenizers,
+        words=LoadedWords(number_format_here(pool), model.sampling_words, model.memory.explanation),
     )
 
 
