@@ -6,13 +6,17 @@ BIN := $(abspath $(VENV))/bin
 SERVING := $(abspath $(VENV))/.serving
 INSTALLED := $(abspath $(VENV))/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-# Ray tests share one worker (xdist group "ray"), others a module each; a core is left for replicas
+# Ray tests share one worker (xdist group "ray"), others a module each, in the order in which
+# tests/conftest.py puts them; a core is left for replicas
 PYTEST_ARGS ?= -n $(shell $(PYTHON) -c 'import os; print(min(6, max(2, os.cpu_count() - 1)))') \
-	--dist loadgroup
+	--dist loadgroup --no-loadscope-reorder
+# which tenth of the slow tests `make test-slice` takes: each commit the next
+SLICE ?= $(shell git -C $(ROOT) rev-list --count HEAD)
+MINUTES ?= 12
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help venv serve test test-all check format bench bench-gpu clean
+.PHONY: help venv serve test test-all test-slice check format bench bench-gpu clean
 
 help: ## show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' $(ROOT)/Makefile | expand -t 18
@@ -43,6 +47,10 @@ test: $(INSTALLED) ## run the tests that are not marked slow
 
 test-all: $(INSTALLED) ## run every test
 	cd $(ROOT) && $(BIN)/python -m pytest $(PYTEST_ARGS) $(ARGS)
+
+test-slice: $(INSTALLED) ## run a tenth of the slow tests (SLICE=number), for MINUTES=12 at most
+	cd $(ROOT) && $(BIN)/python -m pytest --slow-slice $(SLICE)/10 --end-after $(MINUTES) \
+		--hypothesis-profile thorough $(PYTEST_ARGS) $(ARGS)
 
 check: $(INSTALLED) ## formatting, lint, types, architecture
 	cd $(ROOT) && $(BIN)/ruff format --check .

@@ -20,20 +20,39 @@ if not os.path.exists("/dev/nvidiactl"):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
-# the clock of a shared machine proves nothing
-settings.register_profile("timeless", deadline=None)
-settings.load_profile("timeless")
+from tests.slices import End, Slice
+
+# how many examples a property is tried with: `--hypothesis-profile thorough` is for the slices of
+# slow tests. The clock of a shared machine proves nothing
+_TIMELESS = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("quick", _TIMELESS, max_examples=40)
+settings.register_profile("thorough", _TIMELESS, max_examples=400)
+settings.load_profile("quick")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("slow tests")
+    group.addoption(
+        "--slow-slice",
+        metavar="NUMBER/COUNT",
+        help="run only a part of the slow and property tests: NUMBER modulo COUNT",
+    )
+    group.addoption(
+        "--end-after", metavar="MINUTES", type=float, help="skip what has not run by then"
+    )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep Ray tests in one xdist worker, and skip GPU tests where there is no GPU.
+    """Keep Ray tests in one xdist worker, before the others, and skip GPU tests without a GPU.
 
     Other tests go to workers a module at a time: what its tests share is made once. A Ray test must
     not have an `xdist_group` of its own: xdist joins the names to a new group.
     """
+    # theirs is the longest chain, and mostly waits
+    items.sort(key=lambda item: item.get_closest_marker("ray") is None)
     for item in items:
         if item.get_closest_marker("ray"):
             item.add_marker(pytest.mark.xdist_group("ray"))
@@ -62,9 +81,13 @@ class _Failures:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.slow_slice:
+        config.pluginmanager.register(Slice(config.option.slow_slice))
     # workers of xdist report to the process that writes
     if not hasattr(config, "workerinput"):
         config.pluginmanager.register(_Failures(config))
+    if config.option.end_after is not None:
+        config.pluginmanager.register(End(config.option.end_after))
 
 
 def _has_gpu() -> bool:

@@ -38,8 +38,8 @@ from tests.cell.local_service import LocalService
 from tests.e2e import drawn_edits
 from tests.e2e.drawn_edits import Outcome
 from tests.e2e.edit_templates import Template, mask_png, pixels_of
+from tests.e2e.openai_clients import OLDER_CLIENT
 from tests.e2e.service import API_KEY, HEADERS
-from tests.e2e.test_service import OLDER_CLIENT
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ import pytest
 from tests.cell.local_service import LocalService
 from tests.e2e.jobs import scrape, wait_for_replicas
 from tests.e2e.pixels import pixels_differ
-from tests.e2e.test_service import images, post
+from tests.e2e.service import images, post
 
 pytestmark = [pytest.mark.xdist_group("local"), pytest.mark.timeout(400)]
 

@@ -80,7 +80,7 @@ def test_so_many_requests_and_replicas_are_followed_and_no_more() -> None:
 
 
 TestCountingMachine = CountingMachine.TestCase
-TestCountingMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestCountingMachine.settings = settings(stateful_step_count=40)
 
 
 def test_a_pool_is_made_anew_when_a_replicas_cost_has_moved_by_more_than_two_percent() -> None:

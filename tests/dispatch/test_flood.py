@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
@@ -75,7 +75,6 @@ async def flood(
 floods = st.lists(st.integers(1, 4), min_size=1, max_size=12)
 
 
-@settings(max_examples=40, deadline=None)
 @given(floods, floods, st.sampled_from([0.01, 0.3]), st.sampled_from([0.05, 0.7]))
 def test_two_flooding_gateways_stay_within_the_bound_and_get_every_image(
     one: list[int], other: list[int], pause_s: float, step_s: float

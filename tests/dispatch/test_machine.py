@@ -328,4 +328,4 @@ class DispatchMachine(RuleBasedStateMachine):
 
 
 TestDispatchMachine = DispatchMachine.TestCase
-TestDispatchMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestDispatchMachine.settings = settings(stateful_step_count=40)

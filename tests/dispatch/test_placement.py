@@ -44,7 +44,7 @@ class ResidentMachine(CountingMachine):
 
 
 TestResidentMachine = ResidentMachine.TestCase
-TestResidentMachine.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestResidentMachine.settings = settings(stateful_step_count=40)
 
 
 @pytest.fixture

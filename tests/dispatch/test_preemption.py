@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
@@ -200,7 +200,6 @@ def test_a_low_priority_waits_for_the_higher_ones_until_it_ages() -> None:
         number, now_s = number + 1, now_s + 10.0
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(-2, 2), st.floats(1, 300)), min_size=1, max_size=12),
     st.lists(st.tuples(st.integers(-2, 5), st.floats(1, 60)), min_size=80, max_size=80),

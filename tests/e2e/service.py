@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 import shutil
 import signal
@@ -114,11 +115,11 @@ def document(folder: Path, http_port: int, lora_port: int) -> dict[str, Any]:
             "port": http_port,
             "num_gateways": 2,
             "api_keys": [entry("tests", API_KEY, *ROLES)],
-            "keep_alive_s": 6,
+            "keep_alive_s": 3,
             "trusted_proxies": ["127.0.0.1"],
             "cors_origins": ["http://localhost:3000"],
         },
-        "limits": {"max_queued_images": 16, "max_body_s": 10.0},
+        "limits": {"max_queued_images": 16, "max_body_s": 5.0},
         "logs": {"format": "json"},
         "storage": storage_in(folder),
         "loras": {
@@ -303,6 +304,18 @@ def image_request(**fields: Any) -> dict[str, Any]:
 
 
 HEADERS = {"Authorization": f"Bearer {API_KEY}"}
+
+
+def post(service: Reached, **fields: Any) -> httpx.Response:
+    """Call for images with a prompt that the model knows."""
+    url = f"{service.url}/v1/images/generations"
+    return httpx.post(url, json=image_request(**fields), headers=HEADERS, timeout=120)
+
+
+def images(reply: httpx.Response) -> list[bytes]:
+    """Return the images of a reply, which has to be one."""
+    assert reply.status_code == 200, reply.text
+    return [base64.b64decode(item["b64_json"]) for item in reply.json()["data"]]
 
 
 # holds the service of all tests that need none of their own, while it runs

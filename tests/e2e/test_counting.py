@@ -10,8 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tests.e2e.jobs import Metrics, growth, scrape, wait_for_replicas
-from tests.e2e.service import Service
-from tests.e2e.test_service import post
+from tests.e2e.service import Service, post
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
 
@@ -67,6 +66,7 @@ def check_totals(before: Metrics, after: Metrics) -> None:
         assert growth(before, after, "images_total", event=event) == 0
 
 
+@pytest.mark.slow
 def test_ten_scrapes_of_many_requests_are_exact(service: Service) -> None:
     scrapes = [wait_for_peace(service)]
 

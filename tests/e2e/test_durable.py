@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
-JOBS, CALLS = 10, 6
+JOBS, CALLS = 6, 4
 
 
 @pytest.fixture(scope="module")
@@ -94,6 +94,7 @@ def test_jobs_outlive_a_killed_process_and_attached_calls_end(
     wait_until_whole(service)
 
 
+@pytest.mark.slow
 def test_jobs_outlive_everything(service: Service, unkilled: dict[int, bytes]) -> None:
     before = create(service, JOBS)
     images = images_of(service, [before])

@@ -30,7 +30,7 @@ from tests.e2e.pixels import pixels_differ
 from tests.e2e.service import HEADERS, Service, running, storage_in
 from tests.e2e.settings import wait_for
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
 SEED = 5
 # of a replica of the service
@@ -148,7 +148,6 @@ def age(paths: Collection[Path], grace_s: float) -> set[str]:
     return names
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_inputs_are_swept_and_never_while_an_open_job_needs_them(tmp_path: Path) -> None:
     """A dispatcher sweeps as soon as it knows the open jobs of the one before it."""

@@ -7,10 +7,9 @@ import time
 import psutil
 import pytest
 
-from tests.e2e.service import Service
-from tests.e2e.test_service import post
+from tests.e2e.service import Service, post
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(300)]
 
 
 def test_a_frozen_replica_does_not_stop_the_cell(service: Service) -> None:

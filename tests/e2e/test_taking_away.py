@@ -26,8 +26,7 @@ from tests.e2e.jobs import (
     wait_until_whole,
 )
 from tests.e2e.pixels import pixels_differ
-from tests.e2e.service import Service
-from tests.e2e.test_service import post
+from tests.e2e.service import Service, post
 
 logger = logging.getLogger(__name__)
 

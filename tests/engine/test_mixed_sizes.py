@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -40,6 +40,7 @@ from tests.engine.harness import (
     start_all,
 )
 from tests.engine.reusing import Visit, visits
+from tests.examples import a_few
 
 Record = Callable[[str, object], None]
 SIZES_PX = ((64, 64), (96, 96), (128, 128), (64, 128), (128, 64))
@@ -66,7 +67,7 @@ def engine_with(model: LoadedModel, layout: Any = None) -> StepEngine:
     return StepEngine(model.executor, all_rows, model.tables, lambda: 0.0, layout=layout)
 
 
-@settings(max_examples=12)
+@a_few  # each is a run of a model
 @given(visits(SIZES_PX, samplers=SAMPLER_NAMES), st.sampled_from(["mixed", "grouped"]))
 def test_whoever_comes_and_goes_every_image_is_as_if_alone(
     zoo: Zoo, alone: Alone, some: list[Visit], layout: str

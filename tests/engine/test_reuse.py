@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from ray_cluster.engine.unet import parts
 from ray_cluster.policies.steps.reuse import ReuseSchedule
 from tests.engine.harness import CONTROL_FACTOR, RUN_TOLERANCE, difference, request
 from tests.engine.reusing import Company, Visit, visits
+from tests.examples import a_few
 
 Record = Callable[[str, object], None]
 SIZES_PX = ((64, 64), (96, 64), (128, 128))
@@ -89,7 +90,7 @@ def test_blocks_in_which_no_row_is_active_are_skipped(
 REUSES = st.one_of(st.none(), st.builds(ReuseSchedule, st.integers(1, 5), st.integers(2, 4)))
 
 
-@settings(max_examples=12)
+@a_few  # each is a run of a model
 @given(
     visits(SIZES_PX, reuses=REUSES),
     st.sampled_from([None, 0, 200_000]),

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.imaging.blending import Mask, any_in, blend_in, blend_weights
@@ -19,7 +19,6 @@ def covered(index: int, side: int, length: int) -> range:
     return range(math.floor(start), math.ceil(stop))
 
 
-@settings(max_examples=100, deadline=None, derandomize=True)
 @given(shape=st.tuples(SIDES, SIDES), size_px=st.tuples(SIDES, SIDES), seed=st.integers(0, 999))
 def test_a_pixel_is_set_if_any_that_it_covers_is(
     shape: tuple[int, int], size_px: tuple[int, int], seed: int
@@ -76,7 +75,6 @@ def test_the_border_of_the_image_is_no_border_of_the_mask() -> None:
     assert (blend_weights(np.ones((4, 8), bool), 3) == 255).all()
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
 @given(shape=st.tuples(SIDES, SIDES), feather_px=st.integers(1, 6), seed=st.integers(0, 999))
 def test_weights_are_those_of_all_distances(
     shape: tuple[int, int], feather_px: int, seed: int

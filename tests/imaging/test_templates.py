@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -154,7 +154,6 @@ def test_an_image_of_another_size_is_not_pasted() -> None:
         finished(noise(41, 24), pixels, None)
 
 
-@settings(max_examples=300, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_no_pixel_outside_the_mask_ever_changes(data: st.DataObject) -> None:
     width, height = data.draw(st.tuples(st.integers(2, 150), st.integers(2, 150)), "image")

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import a_few
 from tests.kernels.ops import (
     CONTROL_FACTOR,
     DTYPES,
@@ -61,11 +62,8 @@ def test_each_image_is_normalised_as_if_it_were_alone(
         assert gap(found, F.silu(truth) if silu else truth) <= tolerance(dtype)
 
 
-@settings(
-    max_examples=12,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+# Triton's interpreter is slow
+@settings(a_few, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data())
 def test_any_sizes_give_the_rows_of_the_images(ops: Ops, data: Any) -> None:
     sizes = data.draw(st.lists(st.integers(0, 90), max_size=5))

@@ -11,15 +11,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.examples import a_few
 from tests.kernels.ops import Ops
 
 GATHER = ("row_gather", "row_gather")
 SCATTER = ("row_scatter", "row_scatter")
 KINDS = (torch.float32, torch.float16, torch.bfloat16, torch.int32)
+# Triton's interpreter is slow
 few = settings(
-    max_examples=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    a_few, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -97,7 +97,6 @@ def test_many_dead_processes_take_little_room_and_lose_nothing() -> None:
     assert len(book._dead) + len(book._live) <= 201
 
 
-@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3), st.floats(0, 20)), max_size=30)
 )

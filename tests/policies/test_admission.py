@@ -3,7 +3,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.admission.admission import (
@@ -204,7 +204,6 @@ def test_what_waits_ahead_counts_with_all_its_terms(
     assert predicted_s == pytest.approx((num_ahead + 1) * alone_s(cost, last))
 
 
-@settings(max_examples=80)
 @given(
     st.lists(st.integers(1, 20), min_size=1, max_size=40),
     st.integers(1, 3),

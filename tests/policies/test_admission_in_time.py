@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.admission.admission import admit, predict_s
@@ -130,7 +130,6 @@ def test_fewer_steps_are_taken_as_far_as_they_are_needed_and_allowed() -> None:
     assert admit(group, queue_of()).num_steps == (9, 11)
 
 
-@settings(max_examples=80)
 @given(
     st.lists(st.tuples(st.integers(1, 20), st.floats(5, 400)), max_size=10),
     st.integers(1, 20),

@@ -111,7 +111,7 @@ def problems(draw: st.DrawFn) -> AllocationProblem:
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.filter_too_much])
+@settings(suppress_health_check=[HealthCheck.filter_too_much])
 @given(problems())
 def test_it_is_as_good_as_the_best_of_everything_that_can_be_tried(
     problem: AllocationProblem,

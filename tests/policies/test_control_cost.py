@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.costs.cost_learning import (
@@ -111,7 +111,6 @@ def test_a_share_that_has_not_been_seen_for_long_is_the_first_guess_again() -> N
     assert learnt(true, batches, 0.05).control_share == MEASURED.control_share
 
 
-@settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(

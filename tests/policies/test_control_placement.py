@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.planning.controlnet_placement import (
@@ -173,7 +173,6 @@ kinds = st.lists(
 ).map(tuple)
 
 
-@settings(max_examples=120, deadline=None)
 @given(
     st.builds(
         PlacementProblem,

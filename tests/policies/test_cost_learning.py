@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.costs import cost_learning
@@ -126,7 +126,6 @@ SEEN = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(SEEN)
 def test_whatever_is_seen_no_term_is_negative_and_steps_take_time(
     seen: list[tuple[list[int], float]],

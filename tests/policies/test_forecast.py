@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.admission import forecast, replica_simulation
@@ -79,7 +79,6 @@ REQUESTS = st.lists(
 )
 
 
-@settings(max_examples=80, deadline=None)
 @given(REQUESTS)
 def test_ends_are_those_of_asking_the_engines_policy_at_every_step(
     kinds: list[tuple[int, int, float]],
@@ -102,7 +101,6 @@ def test_ends_are_those_of_asking_the_engines_policy_at_every_step(
     assert max(coarse.values()) == pytest.approx(max(truth.values()), rel=0.35)
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(1, 12), st.sampled_from([256, 512]), st.floats(0.5, 40), LORAS),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.leasing.placement import (
@@ -84,7 +84,6 @@ def test_an_urgent_request_and_a_late_one_are_not_passed_over() -> None:
 SETS = st.sampled_from(("", "a", "b"))
 
 
-@settings(max_examples=200)
 @given(
     queue=st.lists(st.tuples(SETS, st.integers(0, 1), st.integers(0, MOST_PASSES)), max_size=12),
     replicas=st.lists(st.tuples(SETS, st.integers(0, 4)), min_size=1, max_size=4),

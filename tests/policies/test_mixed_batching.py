@@ -3,7 +3,7 @@
 import math
 import random
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.costs.cost_model import step_s, work_of
@@ -108,7 +108,6 @@ def test_a_row_that_was_left_out_for_too_long_comes_first_whatever_it_costs() ->
     assert batch_after(2) == ("patient",)
 
 
-@settings(max_examples=50, deadline=None)
 @given(arrivals, limits)
 def test_every_row_steps_within_four_times_the_largest_number_of_batches_and_one(
     schedule: Schedule, most: Limits

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.admission.load import load_of, load_s
@@ -88,7 +88,6 @@ residencies = st.lists(st.sets(names), min_size=NUM_REPLICAS, max_size=NUM_REPLI
 rows = st.integers(0, NUM_REPLICAS - 1)
 
 
-@settings(max_examples=120)
 @given(queues, replica_lists, st.data())
 def test_without_residents_or_add_ons_the_leases_are_the_first_ones(
     queue: list[RequestView], views: list[ReplicaView], data: st.DataObject
@@ -107,7 +106,6 @@ def test_without_residents_or_add_ons_the_leases_are_the_first_ones(
         assert found == Placement(old_prefix(waits, row, table))
 
 
-@settings(max_examples=120)
 @given(queues, residencies, rows, st.integers(0, 6))
 def test_every_pass_is_for_a_request_that_has_all_it_needs_here_and_harms_nobody(
     queue: list[RequestView], residency: Residency, row: int, num_leases: int
@@ -134,7 +132,6 @@ def test_every_pass_is_for_a_request_that_has_all_it_needs_here_and_harms_nobody
     assert placed.passed == tuple(passed)
 
 
-@settings(max_examples=80)
 @given(queues, residencies, rows, st.integers(0, 6))
 def test_leases_at_once_are_those_one_after_the_other(
     queue: list[RequestView], residency: Residency, row: int, num_leases: int
@@ -215,7 +212,6 @@ def test_an_endless_flow_of_others_leases_first_no_more_than_the_bound() -> None
     assert num_before == MOST_PASSES
 
 
-@settings(max_examples=50)
 @given(queues, st.lists(rows, min_size=1, max_size=20), residencies, st.integers(1, 3))
 def test_over_many_polls_nobody_sees_more_later_requests_go_first_than_the_bound(
     queue: list[RequestView], polls: list[int], residency: Residency, num_leases: int

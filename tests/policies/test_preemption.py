@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.admission.admission import admit
@@ -141,7 +141,6 @@ def in_time(scene: ForecastView) -> Mapping[str, bool]:
     }
 
 
-@settings(max_examples=80, deadline=None)
 @given(
     st.lists(KINDS, min_size=1, max_size=4),
     st.lists(KINDS, max_size=3),

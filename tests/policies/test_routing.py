@@ -3,7 +3,7 @@ from functools import partial
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.leasing.routing import (
@@ -217,7 +217,6 @@ def test_polls_in_any_order_hand_out_the_queue_in_order_until_nobody_has_room(
     assert not left or all(view.room == 0 for view in views)
 
 
-@settings(max_examples=60, deadline=None)
 @given(queues.filter(lambda q: len(q) <= 6), st.integers(2, 3), st.integers(0, 2))
 def test_idle_equal_replicas_end_within_one_request_of_the_best_split(
     queue: list[RequestView], num_replicas: int, first: int

@@ -3,7 +3,7 @@
 import random
 from itertools import combinations
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.groups.admission import (
@@ -32,7 +32,6 @@ def most_by_enumeration(works: list[Work], num_gpus: int = 4) -> int:
     )
 
 
-@settings(max_examples=80, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 20)), min_size=1, max_size=7))
 def test_on_one_machine_no_subset_is_larger(items: list[tuple[int, int]]) -> None:
     works = in_order(
@@ -44,7 +43,6 @@ def test_on_one_machine_no_subset_is_larger(items: list[tuple[int, int]]) -> Non
     assert len(keep_most(works, view()).works) == most_by_enumeration(works)
 
 
-@settings(max_examples=50, deadline=None)
 @given(requests_strategy(6))
 def test_what_is_kept_is_on_time_and_never_more_than_the_largest_subset(
     some: list[GroupRequest],
@@ -139,7 +137,6 @@ def test_the_costliest_is_sacrificed_and_the_guard_only_exchanges_one_for_one() 
     assert [work.row for work in exchange_small(most, fewer, view()).works] == [0]
 
 
-@settings(deadline=None)
 @given(requests_strategy(6))
 def test_the_guard_keeps_as_many_of_no_less_work_on_time(some: list[GroupRequest]) -> None:
     works = in_order(some)

@@ -4,7 +4,7 @@ from functools import partial
 from itertools import product
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.baselines.sp_knapsack import (
@@ -114,7 +114,6 @@ def test_the_knapsack_saves_as_many_as_enumeration(
     assert sum(one.survives for one in chosen) == best
 
 
-@settings(max_examples=80, deadline=None)
 @given(requests_strategy(1))
 def test_the_cheapest_mix_is_that_of_all_splits_over_two_degrees(some: list[GroupRequest]) -> None:
     (one,) = some
@@ -183,7 +182,6 @@ PLANNERS: dict[str, Planner] = {
 
 
 @pytest.mark.parametrize("planner", PLANNERS.values(), ids=PLANNERS)
-@settings(max_examples=50, deadline=None)
 @given(some=requests_strategy(8))
 def test_every_baseline_stays_within_the_gpus(planner: Planner, some: list[GroupRequest]) -> None:
     decision = planner(view(*some))

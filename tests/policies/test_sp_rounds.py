@@ -1,6 +1,6 @@
 """A round gives every request a degree that keeps its deadline, if that can be."""
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.groups.rounds import RoundOptions, plan_round
@@ -72,7 +72,6 @@ def test_a_step_in_flight_that_overstays_is_waited_for() -> None:
     assert decision.degrees[0] > 0
 
 
-@settings(max_examples=50, deadline=None)
 @given(requests_strategy(8), st.sampled_from(["most", "large"]), st.integers(1, 9))
 def test_degrees_are_the_menus_fit_the_gpus_and_leave_no_usable_gpu_idle(
     some: list[GroupRequest], guard: str, num_gpus: int
@@ -89,7 +88,6 @@ def test_degrees_are_the_menus_fit_the_gpus_and_leave_no_usable_gpu_idle(
             assert idle < one.menu.degrees[0]
 
 
-@settings(max_examples=50, deadline=None)
 @given(requests_strategy(6), st.permutations(range(6)))
 def test_the_decision_does_not_depend_on_the_order_of_the_view(
     some: list[GroupRequest], order: list[int]

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.baselines.one_size_batches import one_size_batches
@@ -51,7 +51,6 @@ def test_nothing_to_step_is_no_decision() -> None:
     assert one_size_batches(StepView([], COST, 2, 0.0)) == StepDecision()
 
 
-@settings(max_examples=120)
 @given(states, st.integers(1, 3))
 def test_a_decision_stays_the_answer_for_as_long_as_it_says(
     drawn: list[tuple[int, int, float, int, int]], max_batch: int

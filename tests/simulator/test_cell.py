@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.baselines.image_batches import FixedBatches, take_turns_by_size
@@ -51,7 +51,6 @@ arrivals = st.lists(
     min_size=1,
     max_size=25,
 )
-quick = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def test_an_image_alone_takes_its_encoding_its_steps_and_its_decoding() -> None:
@@ -74,7 +73,6 @@ def test_who_joins_a_batch_does_so_at_the_next_step() -> None:
     assert len(rest.ends_s) == 11
 
 
-@quick
 @given(arrivals, st.integers(1, 2), st.sampled_from(["accept", "refuse"]))
 def test_places_that_change_hands_cost_no_step(
     workload: list[Arrival], num: int, when_late: Any
@@ -103,7 +101,6 @@ def test_a_place_that_changes_hands_makes_a_draft_in_time_and_the_image_no_later
     assert [one.end for one in result.fates] == ["finished", "refused"]
 
 
-@quick
 @given(arrivals, st.sampled_from(POLICIES), st.integers(1, 3), st.booleans())
 def test_several_steps_in_one_event_are_what_single_steps_are(
     workload: list[Arrival], policy: StepPolicy, num: int, is_noisy: bool
@@ -132,7 +129,6 @@ def steps_of(runs: Sequence[StepRun]) -> list[tuple[str, ...]]:
     return [tuple(sorted(run.request_ids)) for run in runs for _ in run.ends_s]
 
 
-@quick
 @given(arrivals, st.integers(1, 3), st.floats(0, 0.5), st.integers(0, 9))
 def test_nothing_is_lost_with_failures_noise_and_slow_messages(
     workload: list[Arrival], num: int, one_way_s: float, seed: int

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.planning.plan import CascadePlan, LateAnswer, PlannedSettings
 from ray_cluster.simulator.control.cluster import SimulatedCluster
 from ray_cluster.simulator.control.scaling import Faults
 from ray_cluster.simulator.events import EventQueue
+from tests.examples import a_few
 from tests.simulator.checked_cluster import ClusterOverseer
 from tests.simulator.clusters import job, simulated
 
@@ -105,7 +106,7 @@ acts = st.one_of(
 faults = st.sampled_from([None, Faults(40.0, 5.0), Faults(150.0, 30.0)])
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@a_few  # each is a simulated run
 @given(st.integers(0, 99), faults, st.lists(acts, min_size=5, max_size=40))
 def test_every_request_comes_to_one_end_whatever_happens(
     seed: int, faults: Faults | None, acts: list[Act]

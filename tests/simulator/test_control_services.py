@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.costs.cost_model import step_s, work_of
@@ -19,6 +19,7 @@ from ray_cluster.simulator.controlnets.services import ControlNetServices, Servi
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Arrival
+from tests.examples import a_few
 from tests.fakes import request_view
 from tests.simulator.checked import Overseer, simulate
 from tests.simulator.test_cell_experiment import SMALL, reported, small
@@ -163,7 +164,7 @@ workloads = st.lists(
 )
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@a_few  # each is a simulated run
 @given(
     workloads,
     st.integers(1, 3),

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.groups.types import (
@@ -20,6 +20,7 @@ from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.groups.experiment import SpCondition, SpRun, run_tasks
 from ray_cluster.simulator.groups.group import GroupOutcome, GroupTask, SimulatedGroup
 from ray_cluster.simulator.groups.policies import planner_of
+from tests.examples import a_few
 from tests.simulator.group_rules import check_schedule, sp_experiment
 
 POLICIES = (
@@ -156,7 +157,7 @@ def test_every_policy_keeps_the_rules_and_steps_at_once_change_nothing(
     assert runs[0] == runs[1]
 
 
-@settings(max_examples=30, deadline=None)
+@a_few  # each is a simulated run
 @given(st.integers(0, 10_000), st.sampled_from(POLICIES), st.sampled_from([4, 6, 8]))
 def test_rules_hold_for_any_workload_and_number_of_gpus(
     seed: int, policy: str, num_gpus: int

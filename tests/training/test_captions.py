@@ -3,7 +3,7 @@
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.quality.scenes import (
@@ -34,7 +34,6 @@ def test_scenes_that_differ_have_captions_that_differ() -> None:
     assert len({write_caption(scene) for scene in scenes}) == len(scenes)
 
 
-@settings(max_examples=30)
 @given(seeds, st.floats(0, 1))
 def test_training_scenes_hold_no_held_out_combination(seed: int, single: float) -> None:
     scene = sample_training_scene(random.Random(seed), single)

@@ -4,7 +4,7 @@ import random
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.quality.render import (
@@ -27,6 +27,7 @@ from ray_cluster.quality.scenes import (
     sample_several,
     sample_single,
 )
+from tests.examples import a_few
 
 SIZES = [(64, 64), (96, 96), (128, 128), (64, 96), (128, 64), (63, 41)]
 seeds = st.integers(0, 2**32)
@@ -37,7 +38,7 @@ def single(shape: str = "circle", size: str = "large", position: str = "center")
 
 
 @pytest.mark.parametrize(("width", "height"), SIZES)
-@settings(deadline=None, max_examples=10)
+@a_few  # each draws scenes pixel by pixel
 @given(seed=seeds)
 def test_pictures_have_their_size_and_stay_in_range(width: int, height: int, seed: int) -> None:
     rng = random.Random(seed)
@@ -48,7 +49,6 @@ def test_pictures_have_their_size_and_stay_in_range(width: int, height: int, see
     assert pictures.max() <= 1
 
 
-@settings(deadline=None, max_examples=30)
 @given(seeds)
 def test_objects_never_touch_each_other_or_the_edge(seed: int) -> None:
     rng = random.Random(seed)

@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.baselines.one_size_batches import num_batches, one_size_batches
@@ -107,7 +107,6 @@ def test_among_rows_that_waited_no_longer_nobody_more_urgent_is_left_out(
     assert all(one.request.priority <= highest for one in some)
 
 
-@settings(max_examples=50, deadline=None)
 @given(arrivals, limits)
 def test_every_row_steps_within_three_times_the_largest_number_of_batches(
     schedule: Schedule, most: Limits
