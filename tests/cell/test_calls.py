@@ -44,7 +44,7 @@ def test_a_failing_request_does_not_touch_its_peers(service: LocalService) -> No
 
 def test_a_flooded_service_refuses_with_a_time_to_come_back(service: LocalService) -> None:
     def one(index: int) -> httpx.Response:
-        return post(service, n=8, num_inference_steps=30, seed=index)
+        return post(service, n=8, num_inference_steps=16, seed=index)
 
     with ThreadPoolExecutor(12) as pool:
         replies = list(pool.map(one, range(12)))

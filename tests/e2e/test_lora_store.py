@@ -10,7 +10,9 @@ from ray_cluster.models.builtin import weights_folder
 from tests.cell.test_loras import are_equal, image_of, make, post_lora, until
 from tests.e2e.service import Service
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
+# what a dispatcher and a replica do without a store: tests/dispatch/test_loras.py and
+# tests/replica/test_lora_replica.py
+pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
 STORE_PROCESS = "ray::ServeReplica:loras:LoraStore"
 

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
-JOBS = 6
+JOBS = 4
 STEPS = 120
 # age of what is told of steps, in the service of the slow tests
 PROGRESS_S = 0.02

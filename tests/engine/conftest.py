@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import pytest
 from ray_cluster.engine.models.loading import LoadedModel, load_model
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.models.builtin import builtin_folder
+from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.dits import DiTReference
 from tests.engine.failing import requests_with_a_bad_one
 from tests.engine.harness import pool
@@ -29,31 +30,33 @@ DITS = ("sd3", "sd35", "flux", "schnell", "shapes-sd3")
 # of each test that knows several, the first of these is made by `make test`; the others are slow
 _UNETS = ("sd", "sd15", "inpaint", "sdxl", "shapes")
 _TRANSFORMERS = ("sd3", "flux", "sd35", "schnell", "shapes-sd3")
+# of samplers one that keeps nothing, one that draws noise and one that remembers earlier steps
+_SAMPLERS = ("ddim", "euler_ancestral", "dpmpp_2m")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave one UNet and one diffusion transformer to each test; the whole matrix is slow."""
-    tests: dict[str, list[tuple[pytest.Item, str]]] = defaultdict(list)
+    """Leave one UNet, one transformer and three samplers to each test; the whole matrix is slow."""
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        model = _model_of(item)
-        if model is not None:
-            tests[item.nodeid.partition("[")[0]].append((item, model))
+        if hasattr(item, "callspec") and Path(__file__).parent in item.path.parents:
+            tests[item.nodeid.partition("[")[0]].append(item)
     for cases in tests.values():
-        there = {model for _, model in cases}
+        there = {model for item in cases if (model := _named(item, _UNETS + _TRANSFORMERS))}
         kept = {next((one for one in kind if one in there), "") for kind in (_UNETS, _TRANSFORMERS)}
-        for item, model in cases:
-            if model not in kept:
+        samplers = {_named(item, SAMPLER_NAMES) for item in cases}
+        for item in cases:
+            model, sampler = _named(item, _UNETS + _TRANSFORMERS), _named(item, SAMPLER_NAMES)
+            if (model and model not in kept) or (
+                sampler not in _SAMPLERS and samplers.issuperset(_SAMPLERS)
+            ):
                 item.add_marker(pytest.mark.slow)
 
 
-def _model_of(item: pytest.Item) -> str | None:
-    """Return the name of the model that a test is made with, if it says one."""
-    call = getattr(item, "callspec", None)
-    if call is None or Path(__file__).parent not in item.path.parents:
-        return None
-    named = [one for one in map(str, call.params.values()) if one in (*_UNETS, *_TRANSFORMERS)]
-    return named[0] if named else None
+def _named(item: pytest.Item, names: Collection[str]) -> str | None:
+    """Return which of some names a test is made with, if any."""
+    values = map(str, item.callspec.params.values())  # type: ignore[attr-defined]
+    return next((one for one in values if one in names), None)
 
 
 class Zoo:
