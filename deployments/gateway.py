@@ -9,9 +9,9 @@ from __future__ import annotations
 from fastapi import FastAPI
 from ray import serve
 
+from ray_cluster.api.access.call_metrics import GatewayMetrics
 from ray_cluster.api.app import Surroundings, create_app
-from ray_cluster.api.metrics import GatewayMetrics
-from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.deployments.actors import (

@@ -9,7 +9,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings, settings_of

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster.api.schema import REFUSED, ImageEditRequest
+from ray_cluster.api.input.schemas import REFUSED, ImageEditRequest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -53,7 +53,7 @@ def test_the_api_page_has_every_field_of_a_request() -> None:
         assert f"`{name}`" in API
 
 
-SOURCES = [*sorted((ROOT / "ray_cluster" / "api").glob("*.py")), ROOT / "ray_cluster" / "errors.py"]
+SOURCES = [*sorted((ROOT / "ray_cluster/api").rglob("*.py")), ROOT / "ray_cluster/errors.py"]
 TREES = [ast.parse(path.read_text(encoding="utf-8")) for path in SOURCES]
 
 

@@ -21,8 +21,8 @@ from benchmarks.report import Section
 from benchmarks.settings import Report
 from benchmarks.stats import summarise
 from benchmarks.stopwatch import in_turns
-from ray_cluster.api.schema import ImageEditRequest
-from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.input.schemas import ImageEditRequest
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.sections.cell_wide import LimitsConfig, StorageConfig
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.imaging.templates import EditPixels, Paste

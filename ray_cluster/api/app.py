@@ -11,28 +11,32 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from ray_cluster.api.browsers import BrowserMiddleware
-from ray_cluster.api.call import CallReader
+from ray_cluster.api.access.browsers import BrowserMiddleware
+from ray_cluster.api.access.call_metrics import (
+    CallMiddleware,
+    GatewayMetrics,
+    GatewayMetricsEndpoint,
+)
+from ray_cluster.api.access.middleware import HeaderWriter, LimitsMiddleware, RequestIdMiddleware
+from ray_cluster.api.access.proxies import ProxyMiddleware
 from ray_cluster.api.catalog import Catalog, ModelsEndpoint
-from ray_cluster.api.control_uses import ControlNets
-from ray_cluster.api.controlnets import ControlNetsEndpoint
-from ray_cluster.api.files import FilesEndpoint
-from ray_cluster.api.handlers import UnexpectedErrorMiddleware, install
-from ray_cluster.api.health import HealthEndpoint
-from ray_cluster.api.images import ImagesEndpoint
-from ray_cluster.api.jobs import JobCreator, JobsEndpoint
-from ray_cluster.api.lora_uses import LoraResolver
-from ray_cluster.api.loras import LorasEndpoint
-from ray_cluster.api.metrics import CallMiddleware, GatewayMetrics, GatewayMetricsEndpoint
-from ray_cluster.api.middleware import HeaderWriter, LimitsMiddleware, RequestIdMiddleware
-from ray_cluster.api.openapi import describe_by_settings
-from ray_cluster.api.plan import PlanEndpoint
-from ray_cluster.api.prompts import PromptCheck
-from ray_cluster.api.proxies import ProxyMiddleware
-from ray_cluster.api.routes import Endpoints, add_routes
-from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.input.call_reader import CallReader
+from ray_cluster.api.input.sent_images import SentImages
+from ray_cluster.api.output.error_answers import UnexpectedErrorMiddleware, install
+from ray_cluster.api.resolve.controlnets import ControlNets
+from ray_cluster.api.resolve.loras import LoraResolver
+from ray_cluster.api.resolve.prompts import PromptCheck
+from ray_cluster.api.routes.controlnets import ControlNetsEndpoint
+from ray_cluster.api.routes.files import FilesEndpoint
+from ray_cluster.api.routes.health import HealthEndpoint
+from ray_cluster.api.routes.images import ImagesEndpoint
+from ray_cluster.api.routes.jobs import JobCreator, JobsEndpoint
+from ray_cluster.api.routes.loras import LorasEndpoint
+from ray_cluster.api.routes.openapi import describe_by_settings
+from ray_cluster.api.routes.plan import PlanEndpoint
+from ray_cluster.api.routes.table import Endpoints, add_routes
+from ray_cluster.api.routes.uploaded_files import UploadedFilesEndpoint
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
-from ray_cluster.api.uploaded_files import UploadedFilesEndpoint
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.storage.blob_store import BlobStore
 

@@ -11,7 +11,8 @@ from contextvars import Context
 from starlette.responses import Response
 
 from ray_cluster.api.errors import model_not_found, model_not_ready
-from ray_cluster.api.replies import (
+from ray_cluster.api.input.schemas import MAX_INPUT_IMAGES
+from ray_cluster.api.output.resource_schemas import (
     CascadeParts,
     FewerStepsCard,
     LoraModelCard,
@@ -19,7 +20,6 @@ from ray_cluster.api.replies import (
     ModelList,
     StepsByFidelity,
 )
-from ray_cluster.api.schema import MAX_INPUT_IMAGES
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.policies.fidelity import FewerSteps, StepTable

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from fastapi import FastAPI
 
 from ray_cluster.api.app import Surroundings, create_app
-from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.cell.front import Front, Identity, Stores
 from ray_cluster.config.arguments import (

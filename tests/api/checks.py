@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx
 
-from ray_cluster.api.replies import ErrorResponse
+from ray_cluster.api.output.resource_schemas import ErrorResponse
 
 URL = "/v1/images/generations"
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from fastapi import FastAPI
 
-from ray_cluster.api import body
 from ray_cluster.api.app import create_app
-from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.input import bounded_body
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.keys import KeyConfig, Role
 from ray_cluster.errors import DispatcherUnavailable
@@ -170,8 +170,8 @@ async def test_a_client_alone_has_all_and_others_have_their_part(door: Door) -> 
 async def test_many_slow_small_bodies_of_one_client_keep_nobody_out(
     door: Door, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body, "_TEXT_BYTES", 20 * MAX_BODY_BYTES)
-    monkeypatch.setattr(body, "_TEXTS_AT_ONCE", 1)
+    monkeypatch.setattr(bounded_body, "_TEXT_BYTES", 20 * MAX_BODY_BYTES)
+    monkeypatch.setattr(bounded_body, "_TEXTS_AT_ONCE", 1)
     for _ in range(22):
         await door.hold("many", url, 10)
     # each counts as a whole one, whatever has arrived of it
@@ -190,7 +190,7 @@ async def test_many_slow_small_bodies_of_one_client_keep_nobody_out(
 async def test_many_slow_forms_of_one_client_keep_nobody_out(
     door: Door, url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(body, "FORMS_AT_ONCE", 4)
+    monkeypatch.setattr(bounded_body, "FORMS_AT_ONCE", 4)
     for _ in range(5):
         await door.hold("many", url, 10, "form")
     assert door.statuses == [503]

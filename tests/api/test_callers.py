@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from starlette.requests import Request
 
-from ray_cluster.api.auth import Caller, caller_of, owner_of
+from ray_cluster.api.access.auth import Caller, caller_of, owner_of
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.storage.inputs import OPEN_OWNER, input_name
 from tests.api.checks import URL, check_error, error_of

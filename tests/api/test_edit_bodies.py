@@ -15,7 +15,7 @@ import pytest
 from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from ray_cluster.storage.inputs import InputStore

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.event_schema import CompletedEvent, PartialImageEvent
+from ray_cluster.api.output.event_schema import CompletedEvent, PartialImageEvent
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.policies.steps.previews import preview_steps
 from tests.api import edit_scenario

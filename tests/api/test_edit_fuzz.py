@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.storage.inputs import InputStore
 from tests.api.checks import error_of

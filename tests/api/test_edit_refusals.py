@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.sent_images import SentImages
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import RequestFailed
 from ray_cluster.policies.fidelity import FewerSteps, StepTable

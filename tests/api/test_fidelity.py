@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from httpx import AsyncClient
 
-from ray_cluster.api.fidelity import fidelity_of
-from ray_cluster.api.resolve import resolve
-from ray_cluster.api.validate import validate
+from ray_cluster.api.input.validation import validate
+from ray_cluster.api.resolve.fidelity import fidelity_of
+from ray_cluster.api.resolve.generation import resolve
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.config.sections.pools import FidelityConfig
 from ray_cluster.errors import InvalidRequest

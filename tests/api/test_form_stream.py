@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from ray_cluster.api.errors import ApiError
-from ray_cluster.api.uploads import Form, Uploads
+from ray_cluster.api.input.form_reader import Form, Uploads
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.storage.blob_store import BlobStore

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.schema import REFUSED, ImageGenerationRequest
+from ray_cluster.api.input.schemas import REFUSED, ImageGenerationRequest
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, error_of
 from tests.api.conftest import shapes_profile

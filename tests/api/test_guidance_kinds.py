@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.api.resolve import resolve
-from ray_cluster.api.validate import validate
+from ray_cluster.api.input.validation import validate
+from ray_cluster.api.resolve.generation import resolve
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import GuidanceKind

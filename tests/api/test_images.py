@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.schema import REFUSED, ImageGenerationRequest, ImagesResponse
+from ray_cluster.api.input.schemas import REFUSED, ImageGenerationRequest, ImagesResponse
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.pools import DefaultsConfig
 from ray_cluster.requests import ImageRequest, OutputSpec

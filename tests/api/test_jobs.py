@@ -133,7 +133,7 @@ async def test_a_keyed_call_whose_images_are_forgotten_says_so(
 async def test_what_was_stored_for_a_call_without_a_reply_is_deleted(
     calls: httpx.AsyncClient, replica: Replica, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ray_cluster.api.files.LATE_WRITE_S", 0.05)
+    monkeypatch.setattr("ray_cluster.api.routes.files.LATE_WRITE_S", 0.05)
     results = replica.cell.results
     body = {**BODY, "n": 2, "response_format": "url"}
     leaves = asyncio.create_task(calls.post("/v1/images/generations", json=body))

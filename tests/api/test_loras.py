@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.lora_schema import LoraList, LoraResponse
+from ray_cluster.api.input.lora_schema import LoraList, LoraResponse
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.keys import KeyConfig
 from ray_cluster.policies.fidelity import FewerSteps, StepTable

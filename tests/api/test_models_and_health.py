@@ -6,8 +6,8 @@ from dataclasses import replace
 import httpx
 import pytest
 
-from ray_cluster.api import health
-from ray_cluster.api.replies import ModelCard, ModelList
+from ray_cluster.api.output.resource_schemas import ModelCard, ModelList
+from ray_cluster.api.routes import health
 from ray_cluster.requests import ModelProfile
 from tests.api.checks import URL, error_of
 from tests.api.conftest import shapes_profile

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ray_cluster.api.control_schema import ControlNetList, PreprocessResponse
+from ray_cluster.api.input.controlnet_schema import ControlNetList, PreprocessResponse
 from ray_cluster.imaging.detectors import canny_edges
 from tests.api.checks import URL, check_error, error_of
 from tests.api.conftest import NOW_S

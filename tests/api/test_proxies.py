@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from ray_cluster.api.access.proxies import ProxyMiddleware
 from ray_cluster.api.app import create_app
-from ray_cluster.api.proxies import ProxyMiddleware
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.http import HttpConfig

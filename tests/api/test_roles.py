@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, FastAPI
 from starlette.routing import Route
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.routes import _add
+from ray_cluster.api.routes.table import _add
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.keys import RESERVED_CLIENTS, ROLES, KeyConfig, Role
 from ray_cluster.storage.blob_store import BlobStore

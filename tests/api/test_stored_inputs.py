@@ -17,8 +17,8 @@ import pytest
 
 from ray_cluster.api.app import create_app
 from ray_cluster.api.errors import ApiError
-from ray_cluster.api.sent_images import SentImages
-from ray_cluster.api.stored_inputs import ClientInputs, StoredBytes
+from ray_cluster.api.input.image_store import ClientInputs, StoredBytes
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.sections.keys import KeyConfig
 from ray_cluster.errors import ConfigError

@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.sent_images import SentImages
-from ray_cluster.api.uploaded_files import FileResponse
+from ray_cluster.api.input.sent_images import SentImages
+from ray_cluster.api.routes.uploaded_files import FileResponse
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from ray_cluster.storage.inputs import InputStore
 from tests.api.checks import URL, check_error, error_of

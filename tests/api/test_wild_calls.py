@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster.api.replies import ErrorResponse
+from ray_cluster.api.output.resource_schemas import ErrorResponse
 from tests.api.fuzzing import FuzzedService, fuzzed_service
 from tests.api.wild_calls import WildCall, WildCalls, WildReply
 

@@ -11,10 +11,10 @@ from typing import Any
 from fastapi import Depends, FastAPI
 from starlette.requests import Request
 
+from ray_cluster.api.access.auth import key_guard, owner_of
 from ray_cluster.api.app import create_app
-from ray_cluster.api.auth import key_guard, owner_of
-from ray_cluster.api.body import BodyLimit, read_object
-from ray_cluster.api.uploads import Uploads
+from ray_cluster.api.input.bounded_body import BodyLimit, read_object
+from ray_cluster.api.input.form_reader import Uploads
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStore

@@ -12,7 +12,7 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Scope
 
-from ray_cluster.api.schema import REFUSED, ImageEditRequest
+from ray_cluster.api.input.schemas import REFUSED, ImageEditRequest
 
 POSTED = (
     *("/v1/images/generations", "/v1/jobs"),

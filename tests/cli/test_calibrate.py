@@ -11,9 +11,9 @@ import pytest
 import yaml
 from PIL import Image
 
-from ray_cluster.api.fidelity import fidelity_of
-from ray_cluster.api.resolve import resolve
-from ray_cluster.api.validate import validate
+from ray_cluster.api.input.validation import validate
+from ray_cluster.api.resolve.fidelity import fidelity_of
+from ray_cluster.api.resolve.generation import resolve
 from ray_cluster.cli.models import calibrate_run
 from ray_cluster.cli.models.config_edit import with_fidelity
 from ray_cluster.config.loading import load_config

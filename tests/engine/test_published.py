@@ -13,8 +13,8 @@ import pytest
 import torch
 from diffusers import DiffusionPipeline
 
-from ray_cluster.api.resolve import resolve
-from ray_cluster.api.schema import ImageGenerationRequest
+from ray_cluster.api.input.schemas import ImageGenerationRequest
+from ray_cluster.api.resolve.generation import resolve
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.models.loading import LoadedModel, inspect_model, load_model

@@ -11,7 +11,7 @@ from hypothesis import given
 from prometheus_client import CollectorRegistry, Counter, Gauge
 from prometheus_client.parser import text_string_to_metric_families
 
-from ray_cluster.api.metrics import GatewayMetrics
+from ray_cluster.api.access.call_metrics import GatewayMetrics
 from ray_cluster.dispatch.reports.demand import DemandCounts
 from ray_cluster.dispatch.reports.metrics import JobCounts, cell_snapshot
 from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot

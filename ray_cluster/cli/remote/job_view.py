@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ray_cluster.api.replies import JobResponse
+from ray_cluster.api.output.resource_schemas import JobResponse
 from ray_cluster.cli.images.image_files import effort_words
 from ray_cluster.protocol.jobs import JobState
 

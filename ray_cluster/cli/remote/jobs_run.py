@@ -8,7 +8,7 @@ from pathlib import Path
 
 import typer
 
-from ray_cluster.api.replies import JobResponse
+from ray_cluster.api.output.resource_schemas import JobResponse
 from ray_cluster.cli.images.image_files import check_writable, format_of, output_paths
 from ray_cluster.cli.output import complain, jobs_command, stderr, stdout
 from ray_cluster.cli.remote.job_view import JobScreen, job_details, job_words, jobs_table

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import Progress
 
-from ray_cluster.api.replies import JobImage, JobResponse
+from ray_cluster.api.output.resource_schemas import JobImage, JobResponse
 from ray_cluster.cli.images.image_files import (
     GeneratedFile,
     GeneratedImages,

@@ -1,0 +1,1 @@
+"""What a call gets: replies, streams of events, and errors as answers."""

@@ -1,0 +1,1 @@
+"""From the valid fields of a call to one image request per image."""

@@ -1,0 +1,222 @@
+"""From valid fields to image requests: the model's bounds, defaults, and what fits together."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import replace
+
+from ray_cluster.api.input.schemas import MAX_SEED, ImageGenerationRequest
+from ray_cluster.api.input.validation import describe
+from ray_cluster.api.resolve.fidelity import Setting, resolve_steps
+from ray_cluster.config.sections.cell_wide import LimitsConfig
+from ray_cluster.errors import InvalidRequest
+from ray_cluster.requests import ImageRequest, ModelProfile, OutputSpec, SamplerName, size_of
+
+
+def resolve(
+    fields: ImageGenerationRequest,
+    profile: ModelProfile,
+    limits: LimitsConfig,
+    *,
+    is_stored: bool = False,
+) -> tuple[ImageRequest, ...]:
+    """Return one request per image.
+
+    Args:
+        profile: the model's, with the pool's defaults.
+        is_stored: whether the images go to the result store.
+
+    Raises:
+        InvalidRequest: a value is out of the model's or the service's bounds, or changes nothing
+            beside the others.
+    """
+    num_images = _num_images(fields, limits)
+    # only a variation's may be empty
+    if fields.prompt:
+        _check_prompt("prompt", fields.prompt, limits)
+    _check_prompt("negative_prompt", fields.negative_prompt or "", limits)
+    default_px = (profile.default_width_px, profile.default_height_px)
+    width_px, height_px = canvas_size(fields, profile) or default_px
+    sampler = _sampler(fields, profile)
+    num_steps = _num_steps(fields, profile, sampler)
+    guidance_scale = _guidance_scale(fields, profile)
+    setting = Setting(
+        profile.model,
+        profile.fewer_steps,
+        sampler,
+        guidance_scale,
+        num_steps,
+        profile.outer_blocks,
+        profile.lora_start,
+    )
+    num_steps, terms = resolve_steps(fields, setting)
+    output = replace(_output(fields), is_stored=is_stored, num_previews=fields.partial_images or 0)
+    first_seed = _first_seed(fields, num_images)
+    return tuple(
+        ImageRequest(
+            request_id=f"img-{secrets.token_hex(16)}",
+            model=profile.model,
+            prompt=fields.prompt,
+            negative_prompt=fields.negative_prompt,
+            width_px=width_px,
+            height_px=height_px,
+            num_steps=num_steps,
+            guidance_scale=guidance_scale,
+            sampler=sampler,
+            seed=first_seed + index,
+            priority=fields.priority or 0,
+            slo_s=fields.slo_s,
+            when_late=fields.when_late or "accept",
+            terms=terms,
+            output=output,
+            embeds_guidance=profile.guidance == "embedded",
+        )
+        for index in range(num_images)
+    )
+
+
+def _num_images(fields: ImageGenerationRequest, limits: LimitsConfig) -> int:
+    count = 1 if fields.n is None else fields.n
+    # a group is admitted as a whole: one that is larger than the queue would never fit
+    most = min(limits.max_images_per_request, limits.max_queued_images)
+    if count > most:
+        raise InvalidRequest(
+            f"The parameter 'n' must be at most {most}; given {describe(count)}. "
+            "Make several calls.",
+            "n",
+        )
+    return count
+
+
+def _check_prompt(name: str, text: str, limits: LimitsConfig) -> None:
+    if name == "prompt" and not text.strip():
+        raise InvalidRequest("The parameter 'prompt' is blank; say what the image shows.", name)
+    if len(text) > limits.max_prompt_chars:
+        raise InvalidRequest(
+            f"The parameter {name!r} has {len(text)} characters; at most "
+            f"{limits.max_prompt_chars} are allowed. Shorten it.",
+            name,
+            "string_above_max_length",
+        )
+    if "\0" in text:
+        raise InvalidRequest(f"The parameter {name!r} holds a NUL character; remove it.", name)
+
+
+def canvas_size(fields: ImageGenerationRequest, profile: ModelProfile) -> tuple[int, int] | None:
+    """Return width and height in pixels that a call asks for; None for ``auto``.
+
+    Raises:
+        InvalidRequest: the model does not make that size.
+    """
+    if fields.size is None or fields.size == "auto":
+        return None
+    size = size_of(fields.size)
+    widths, heights = (_nearest_sides(side, profile) for side in size)
+    if [size] == [(width, height) for width in widths for height in heights]:
+        return size
+    near = [f"{width}x{height}" for width in widths for height in heights]
+    raise InvalidRequest(
+        f"The parameter 'size' is {size[0]}x{size[1]}, but {profile.model} makes sides of "
+        f"{profile.min_px} to {profile.max_px} px in multiples of {profile.size_multiple_px}. "
+        f"Nearest: {', '.join(near)}.",
+        "size",
+    )
+
+
+def _nearest_sides(side_px: int, profile: ModelProfile) -> list[int]:
+    """Return the side itself where it is allowed, else the allowed one or two next to it."""
+    step = profile.size_multiple_px
+    lowest = -(-profile.min_px // step) * step
+    highest = profile.max_px // step * step
+    below = side_px // step * step
+    above = -(-side_px // step) * step
+    return sorted({min(max(side, lowest), highest) for side in (below, above)})
+
+
+def _sampler(fields: ImageGenerationRequest, profile: ModelProfile) -> SamplerName:
+    sampler = fields.sampler or profile.default_sampler
+    if sampler not in profile.max_steps_by_sampler:
+        raise InvalidRequest(
+            f"The parameter 'sampler' is {sampler!r}, which {profile.model} does not offer; "
+            f"allowed: {', '.join(profile.max_steps_by_sampler)}.",
+            "sampler",
+        )
+    return sampler
+
+
+def _num_steps(fields: ImageGenerationRequest, profile: ModelProfile, sampler: SamplerName) -> int:
+    most = profile.max_steps_by_sampler[sampler]
+    given = fields.num_inference_steps
+    if given is None:
+        # the sampler that was asked for may take fewer than the default
+        return min(profile.default_num_steps, most)
+    if given > most:
+        raise InvalidRequest(
+            f"The parameter 'num_inference_steps' must be from 1 to {most} with sampler "
+            f"{sampler!r} on {profile.model}; given {describe(given)}.",
+            "num_inference_steps",
+        )
+    return given
+
+
+def _guidance_scale(fields: ImageGenerationRequest, profile: ModelProfile) -> float:
+    _check_guidance(fields, profile)
+    scale = fields.guidance_scale
+    if scale is None:
+        scale = profile.default_guidance_scale
+    if fields.negative_prompt and scale <= 1:
+        raise InvalidRequest(
+            "The parameter 'negative_prompt' changes nothing while guidance is off "
+            f"(guidance_scale {scale:g}); leave it out or set guidance_scale above 1.",
+            "negative_prompt",
+        )
+    return float(scale)
+
+
+def _check_guidance(fields: ImageGenerationRequest, profile: ModelProfile) -> None:
+    """Refuse what a model without this kind of guidance would ignore."""
+    if profile.guidance == "none" and (fields.guidance_scale or 0) > 1:
+        raise InvalidRequest(
+            f"The parameter 'guidance_scale' changes nothing: {profile.model} is made to do "
+            "without guidance. Leave it out.",
+            "guidance_scale",
+        )
+    if profile.guidance != "rows" and fields.negative_prompt:
+        raise InvalidRequest(
+            f"The parameter 'negative_prompt' changes nothing: {profile.model} is not guided away "
+            "from a second prompt. Leave it out.",
+            "negative_prompt",
+        )
+
+
+def _output(fields: ImageGenerationRequest) -> OutputSpec:
+    image_format = fields.output_format or "png"
+    compression, metadata = fields.output_compression, fields.metadata
+    if image_format == "png":
+        if compression not in {None, 100}:
+            raise InvalidRequest(
+                "The parameter 'output_compression' changes nothing with png, which is lossless; "
+                "leave it out or set output_format to jpeg or webp.",
+                "output_compression",
+            )
+        return OutputSpec("png", None, True if metadata is None else metadata)
+    if metadata:
+        raise InvalidRequest(
+            f"The parameter 'metadata' is true, but {image_format} has none: only a png carries "
+            "its recipe; leave it out or set output_format to png.",
+            "metadata",
+        )
+    return OutputSpec(image_format, 100 if compression is None else compression, False)
+
+
+def _first_seed(fields: ImageGenerationRequest, num_images: int) -> int:
+    if fields.seed is None:
+        # 2**53 - 1 is the largest integer that every JSON client can send back unchanged
+        return secrets.randbelow(2**53 - num_images)
+    if fields.seed > MAX_SEED - (num_images - 1):
+        raise InvalidRequest(
+            f"The parameter 'seed' must be at most {MAX_SEED - (num_images - 1)} with n "
+            f"{num_images}, as image i takes seed + i; given {fields.seed}.",
+            "seed",
+        )
+    return fields.seed
