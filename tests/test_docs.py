@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster.api.input.schemas import REFUSED, ImageEditRequest
+from ray_cluster.api.advice import REFUSED
+from ray_cluster.api.input.schemas import ImageEditRequest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -22,7 +22,7 @@ from benchmarks.settings import Report
 from benchmarks.stats import summarise
 from benchmarks.stopwatch import in_turns
 from ray_cluster.api.input.schemas import ImageEditRequest
-from ray_cluster.api.input.sent_images import SentImages
+from ray_cluster.api.input.sent_images import SentCall, SentImages
 from ray_cluster.config.sections.cell_wide import LimitsConfig, StorageConfig
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.imaging.templates import EditPixels, Paste
@@ -138,14 +138,16 @@ class _Parts:
 
     def upload(self) -> tuple[BlobRef, BlobRef]:
         reading = self._sent.read_form(self.files.call(), self._limits, ImageEditRequest)
-        _, image, edited, _ = self._loop.run(reading)
-        assert edited is not None
+        sent = self._loop.run(reading)
+        image, edited = sent.image, sent.mask
+        assert isinstance(image, BlobRef)
+        assert isinstance(edited, BlobRef)
         assert image.num_bytes + edited.num_bytes == self.files.num_bytes
         return image, edited
 
     def check(self) -> None:
-        call = self.files.call()
-        self._loop.run(self._sent.check(call, self.image, self.mask, self._limits))
+        sent = SentCall({}, [], self.image, self.mask)
+        self._loop.run(self._sent.of_edit(self.files.call(), sent, self._limits))
 
     def read(self) -> EditPixels:
         return self._loop.run(self._images.pixels(self._request))

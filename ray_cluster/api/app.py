@@ -11,31 +11,36 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from ray_cluster.api.access.browsers import BrowserMiddleware
 from ray_cluster.api.access.call_metrics import (
     CallMiddleware,
     GatewayMetrics,
     GatewayMetricsEndpoint,
 )
-from ray_cluster.api.access.middleware import HeaderWriter, LimitsMiddleware, RequestIdMiddleware
+from ray_cluster.api.access.middleware import (
+    BrowserMiddleware,
+    HeaderWriter,
+    LimitsMiddleware,
+    RequestIdMiddleware,
+)
 from ray_cluster.api.access.proxies import ProxyMiddleware
-from ray_cluster.api.catalog import Catalog, ModelsEndpoint
+from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.input.call_reader import CallReader
 from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.api.output.error_answers import UnexpectedErrorMiddleware, install
 from ray_cluster.api.resolve.controlnets import ControlNets
 from ray_cluster.api.resolve.loras import LoraResolver
 from ray_cluster.api.resolve.prompts import PromptCheck
+from ray_cluster.api.resolve.resolver import RequestResolver
 from ray_cluster.api.routes.controlnets import ControlNetsEndpoint
-from ray_cluster.api.routes.files import FilesEndpoint
+from ray_cluster.api.routes.files import FilesEndpoint, UploadedFilesEndpoint
 from ray_cluster.api.routes.health import HealthEndpoint
 from ray_cluster.api.routes.images import ImagesEndpoint
 from ray_cluster.api.routes.jobs import JobCreator, JobsEndpoint
 from ray_cluster.api.routes.loras import LorasEndpoint
+from ray_cluster.api.routes.models import ModelsEndpoint
 from ray_cluster.api.routes.openapi import describe_by_settings
 from ray_cluster.api.routes.plan import PlanEndpoint
 from ray_cluster.api.routes.table import Endpoints, add_routes
-from ray_cluster.api.routes.uploaded_files import UploadedFilesEndpoint
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.storage.blob_store import BlobStore
@@ -90,16 +95,11 @@ def create_app(
     _add_middleware(app, settings, metrics, around.request_id_writer)
     install(app)
     catalog = Catalog(client, settings, clock)
-    controls, memory = ControlNets(settings, images), images.memory
-    reader = CallReader(
-        catalog,
-        PromptCheck(client),
-        LoraResolver(client, catalog),
-        controls,
-        settings=settings,
-        images=images,
-        memory=memory,
+    controlnets = ControlNets(settings, images)
+    resolver = RequestResolver(
+        catalog, PromptCheck(client), LoraResolver(client, catalog), controlnets, settings
     )
+    reader = CallReader(resolver, controlnets, settings=settings, images=images)
     creator = JobCreator(client, catalog, settings, clock)
     files = FilesEndpoint(results, settings)
     endpoints = Endpoints(
@@ -116,8 +116,8 @@ def create_app(
             clock=clock,
         ),
         models=ModelsEndpoint(catalog, client),
-        loras=LorasEndpoint(client, catalog, settings, memory),
-        controlnets=ControlNetsEndpoint(controls, images, settings, memory, clock),
+        loras=LorasEndpoint(client, catalog, settings, images.memory),
+        controlnets=ControlNetsEndpoint(controlnets, images, settings, clock),
         uploads=UploadedFilesEndpoint(images, settings, clock),
         jobs=JobsEndpoint(client, reader, creator, settings, clock),
         plan=PlanEndpoint(client, clock),

@@ -16,11 +16,8 @@ from starlette.responses import Response
 
 from ray_cluster.errors import (
     InvalidRequest,
-    JobStoreUnavailable,
     RayClusterError,
-    Unavailable,
 )
-from ray_cluster.requests import Failure
 
 # nothing predicts how long a model loads or a dispatcher restarts; shorter than either
 DEFAULT_RETRY_AFTER_S = 5.0
@@ -112,14 +109,15 @@ def unavailable(
     return ApiError(status, message, code=code, param=param, retry_after_s=retry_after_s)
 
 
+def too_large(error: InvalidRequest) -> ApiError:
+    """Return the 413 for a body, or a part of it, that is larger than allowed."""
+    status = HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    return ApiError(status, error.message, code=error.code, param=error.param)
+
+
 def not_found(message: str, code: str, param: str = "id") -> ApiError:
     """Return a 404."""
     return ApiError(HTTPStatus.NOT_FOUND, message, code=code, param=param)
-
-
-def from_invalid(error: InvalidRequest) -> ApiError:
-    """Return the 400 for a wrong parameter."""
-    return ApiError(HTTPStatus.BAD_REQUEST, error.message, code=error.code, param=error.param)
 
 
 def model_not_found(
@@ -162,62 +160,4 @@ def not_deployed(models: Collection[str]) -> str:
     return (
         f"{', '.join(models)} {verb} in the settings but not deployed: run 'ray-cluster settings "
         "apply FILE' with the service's configuration"
-    )
-
-
-def from_unavailable(error: Unavailable) -> ApiError:
-    """Return the 503 for a part of the service that is away."""
-    if isinstance(error, JobStoreUnavailable):
-        return unavailable(
-            "The store of jobs cannot be read or written just now; try again. Images without an "
-            "Idempotency-Key need no job and are made.",
-            "job_store_unavailable",
-        )
-    return unavailable(
-        "The dispatcher does not answer (it is starting or restarting); try again.",
-        "dispatcher_unavailable",
-    )
-
-
-def from_failure(failure: Failure) -> ApiError:
-    """Return the error for an image that was admitted and not made.
-
-    ``error`` depends on the request alone (the same values give the same exception): no retry,
-    unless it came from the result store, that of inputs or a LoRA's source, which may work again
-    later.
-    ``lost`` on a replica means that several died under it. The request itself may be the cause,
-    and every repetition costs as many replicas again: no client library shall repeat it.
-    ``lost`` in the queue (the dispatcher was restarted) and ``aborted`` (its client seemed gone)
-    say nothing about the request: another try can succeed.
-    """
-    if failure.kind == "invalid":
-        return from_invalid(InvalidRequest(failure.message, failure.param, failure.code))
-    what = f"{failure.message} (image {failure.request_id}, stage {failure.stage})"
-    if failure.stage == "storing":
-        return unavailable(
-            f"The image was made and could not be kept: {what}. Try again.",
-            "result_store_unavailable",
-        )
-    if failure.stage == "input":
-        return unavailable(
-            f"Images of the call could not be read again: {what}. Try again.",
-            "input_store_unavailable",
-        )
-    if failure.stage == "lora":
-        return unavailable(f"A LoRA could not be fetched: {what}. Try again.", "lora_unavailable")
-    if failure.stage == "control":
-        return unavailable(f"A ControlNet was not there: {what}.", "controlnet_unavailable")
-    if failure.kind == "error":
-        return ApiError(
-            HTTPStatus.INTERNAL_SERVER_ERROR,
-            f"The model failed on this request: {what}. The same request would fail again.",
-            code="model_error",
-        )
-    is_suspect = failure.kind == "lost" and failure.stage != "queue"
-    return ApiError(
-        HTTPStatus.SERVICE_UNAVAILABLE,
-        f"The image was {failure.kind}: {what}. Try again.",
-        code=f"image_{failure.kind}",
-        retry_after_s=DEFAULT_RETRY_AFTER_S,
-        retry="asked" if is_suspect else "self",
     )

@@ -7,6 +7,7 @@ import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,8 +15,11 @@ import uvicorn
 from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
+from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.requests import ModelProfile
+from ray_cluster.storage.blob_store import BlobStore
 from tests.fakes import (
     FakeDispatcherClient,
     memory_results,
@@ -29,6 +33,28 @@ from tests.jobs.cell import JobsCell, Replica
 NOW_S = 1_750_000_000.0
 
 Serve = Callable[[FastAPI], str]
+
+
+def app_of(
+    client: DispatcherClient,
+    config: ClusterConfig,
+    *,
+    results: BlobStore | None = None,
+    images: SentImages | None = None,
+) -> FastAPI:
+    """A gateway; what it stores is in memory unless given."""
+    return create_app(
+        client,
+        settings_for(config),
+        results=results or memory_results(),
+        images=images or sent_images(),
+    )
+
+
+def http_of(app: FastAPI, **options: Any) -> httpx.AsyncClient:
+    """A client of a gateway in this process."""
+    transport = httpx.ASGITransport(app, **options)
+    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
 
 
 def shapes_profile() -> ModelProfile:
@@ -75,8 +101,7 @@ def app(fake: FakeDispatcherClient, config: ClusterConfig) -> FastAPI:
 
 @pytest.fixture
 async def http(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with http_of(app, raise_app_exceptions=False) as client:
         yield client
 
 

@@ -27,14 +27,13 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.protocol.loras import Lora
 from tests.api.checks import error_of
-from tests.api.conftest import shapes_profile
+from tests.api.conftest import app_of, http_of, shapes_profile
 from tests.api.edit_calls import IMAGE, MASK, coded
 from tests.api.wild_calls import WildCall, WildReply, made
-from tests.fakes import registration, sent_images, settings_for
+from tests.fakes import registration
 from tests.jobs.cell import JobsCell, Replica, until
 
 CONFIG = ClusterConfig.model_validate(
@@ -88,9 +87,7 @@ class FuzzedService:
     def __init__(self, loop: asyncio.AbstractEventLoop, folder: Path) -> None:
         self._loop = loop
         self.cell = JobsCell(folder, max_queued=1000)
-        self.app = create_app(
-            self.cell, settings_for(CONFIG), results=self.cell.results, images=sent_images()
-        )
+        self.app = app_of(self.cell, CONFIG, results=self.cell.results)
         self.statuses: dict[str, Counter[int]] = defaultdict(Counter)
         self.job_ids: list[str] = []
         self.file_ids: list[str] = []
@@ -112,8 +109,7 @@ class FuzzedService:
             await self.cell.add_lora(Lora("", name, "shapes", "builtin:pastel"))  # type: ignore[attr-defined]
         self.cell.add_controlnets("edges")
         self._working = asyncio.create_task(replica.work())
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=True)
-        self._http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+        self._http = http_of(self.app, raise_app_exceptions=True)
 
     def stop(self) -> None:
         self._run(self._stop())

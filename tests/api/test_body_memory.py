@@ -22,7 +22,7 @@ from ray_cluster.imaging.processes.fair_queue import QueueFull
 from ray_cluster.imaging.processes.image_coder import Source
 from ray_cluster.imaging.templates import ImageFacts
 from tests.api.checks import URL, check_error, error_of
-from tests.api.conftest import shapes_profile
+from tests.api.conftest import http_of, shapes_profile
 from tests.api.edit_calls import EDITS, IMAGE, JOBS, PROMPT, VARIATIONS, coded
 from tests.fakes import FakeDispatcherClient, PlainChecks, memory_results, sent_images, settings_for
 from tests.imaging.pictures import file_of
@@ -73,8 +73,7 @@ class Door:
             results=memory_results(),
             images=self.images,
         )
-        transport = httpx.ASGITransport(self.app)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+        self.http = http_of(self.app)
         self._go_on = asyncio.Event()
         self._held: list[asyncio.Task[httpx.Response]] = []
 

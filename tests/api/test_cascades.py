@@ -21,7 +21,7 @@ from ray_cluster.config.settings import settings_of
 from ray_cluster.protocol.outcomes import CascadeAnswer, Completed, StageTime
 from ray_cluster.requests import ImageRequest, LightStage, ModelProfile
 from tests.api.checks import URL, check_error
-from tests.api.conftest import NOW_S, Serve
+from tests.api.conftest import NOW_S, Serve, http_of
 from tests.fakes import (
     FakeDispatcherClient,
     completed,
@@ -189,7 +189,7 @@ async def test_a_lora_is_registered_for_a_model_and_not_for_a_cascade(
     body = {"name": "mine", "base": "auto", "source": "builtin:pastel"}
     reply = await http.post("/v1/loras", json=body)
     check_error(reply, 400, param="base")
-    assert "register the LoRA for one of its models" in reply.json()["error"]["message"]
+    assert "for one of its models" in reply.json()["error"]["message"]
 
 
 async def test_the_quality_that_counted_is_in_the_reply(http: httpx.AsyncClient) -> None:
@@ -233,9 +233,7 @@ async def cell_http(
     app = create_app(
         cell, settings_for(config), clock=lambda: NOW_S, results=cell.results, images=sent_images()
     )  # type: ignore[arg-type]
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://gateway"
-    ) as http:
+    async with http_of(app) as http:
         yield http
 
 

@@ -12,12 +12,11 @@ from typing import Any
 import httpx
 import pytest
 
-from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig, ConfigError, load_config
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from tests.api.checks import URL, error_of
-from tests.api.conftest import shapes_profile
-from tests.fakes import registration, sent_images, settings_for
+from tests.api.conftest import app_of, http_of, shapes_profile
+from tests.fakes import registration
 from tests.jobs.cell import JobsCell, Replica, until
 
 LIMITS = {"max_attached_images_per_client": 3, "max_images_per_request": 3}
@@ -36,16 +35,12 @@ class Gateways:
             {"pools": POOLS, "limits": LIMITS, "http": {"api_keys": keys}}
         )
         self.cell, self.replica = cell, replica
-        self._apps = [
-            create_app(cell, settings_for(config), results=cell.results, images=sent_images())
-            for _ in range(2)
-        ]
+        self._apps = [app_of(cell, config, results=cell.results) for _ in range(2)]
 
     async def call(
         self, gateway: int, num_images: int, *, address: str = "10.0.0.1", **headers: str
     ) -> httpx.Response:
-        transport = httpx.ASGITransport(self._apps[gateway], client=(address, 1234))
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        async with http_of(self._apps[gateway], client=(address, 1234)) as http:
             return await http.post(URL, json=body(num_images), headers=headers)
 
     async def start(

@@ -20,7 +20,7 @@ from ray_cluster.imaging.templates import edit_pixels
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.requests import ControlNetUse
 from tests.api.checks import URL, check_error, error_of
-from tests.api.control_calls import (
+from tests.api.controlnet_calls import (
     RED,
     SKETCH,
     SKETCH_PIXELS,
@@ -154,7 +154,7 @@ def cases() -> list[tuple[object, str, str, str]]:
         (one(name="poses"), "[0].name", "controlnet_of_another_model", "made for late, and"),
         (one(name=""), "[0].name", "invalid_value", "not empty"),
         (one(name=5), "[0].name", "invalid_type", "given 5"),
-        ([{"image": coded(SKETCH)}], "[0].name", "missing_required_parameter", "is missing"),
+        ([{"image": coded(SKETCH)}], "[0].name", "missing_required_parameter", "is required"),
         ([entry(), {"name": "edges"}], "[1].image", "missing_required_parameter", "required"),
         (one(image=5), "[0].image", "invalid_type", "given 5"),
         (one(image=["a"]), "[0].image", "invalid_type", "an array"),

@@ -20,7 +20,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from ray_cluster.storage.inputs import InputStore
 from tests.api.checks import check_error, error_of
-from tests.api.conftest import shapes_profile
+from tests.api.conftest import app_of, shapes_profile
 from tests.api.edit_calls import (
     EDITS,
     IMAGE,
@@ -56,12 +56,7 @@ def client_of(app: FastAPI, **headers: str) -> httpx.AsyncClient:
 
 def app_with(fake: FakeDispatcherClient, config: ClusterConfig, **limits: Any) -> FastAPI:
     changes = {"limits": config.limits.model_copy(update=limits)}
-    return create_app(
-        fake,
-        settings_for(config.model_copy(update=changes)),
-        results=memory_results(),
-        images=sent_images(),
-    )
+    return app_of(fake, config.model_copy(update=changes))
 
 
 @pytest.mark.parametrize("url", [EDITS, VARIATIONS, JOBS])
@@ -172,7 +167,7 @@ async def test_a_store_that_fails_is_a_503_with_a_wait(
     fake = FakeDispatcherClient(shapes_profile())
     inputs = InputStore.open("memory://failing", grace_s=3600.0)
     images = SentImages(inputs, PlainChecks())
-    app = create_app(fake, settings_for(config), results=memory_results(), images=images)
+    app = app_of(fake, config, images=images)
     monkeypatch.setattr(inputs, broken, fail)
     async with client_of(app) as http:
         reply = await post(http, IMAGE, MASK)
@@ -228,6 +223,6 @@ async def test_what_checks_images_may_fail_in_any_way(
 
     images = sent_images()
     images._checks = Failing()
-    app = create_app(fake, settings_for(config), results=memory_results(), images=images)
+    app = app_of(fake, config, images=images)
     async with client_of(app) as http:
         check_error(await post_form(http), 503, code="checks_unavailable")

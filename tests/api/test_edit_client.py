@@ -16,16 +16,15 @@ import uvicorn
 from fastapi import FastAPI
 from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent
 
-from ray_cluster.api.app import create_app
-from ray_cluster.api.output.event_schema import CompletedEvent, PartialImageEvent
+from ray_cluster.api.output.image_schemas import CompletedEvent, PartialImageEvent
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.policies.steps.previews import preview_steps
 from tests.api import edit_scenario
 from tests.api.checks import error_of
 from tests.api.clients import run_scenario
-from tests.api.conftest import Serve
+from tests.api.conftest import Serve, app_of
 from tests.api.edit_calls import EDITS, IMAGE, MASK, PROMPT, WHOLE_MASK, coded, parts
-from tests.fakes import FakeDispatcherClient, sent_images, settings_for
+from tests.fakes import FakeDispatcherClient
 from tests.jobs.cell import JobsCell, Replica
 
 
@@ -47,7 +46,7 @@ def test_the_official_client_edits_and_varies(
 async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[str]:
     """The gateway on a real socket, on the test's own loop."""
     assert replica.model == "shapes"
-    app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
+    app = app_of(cell, config, results=cell.results)
     settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
     server, socket = uvicorn.Server(settings), settings.bind_socket()
     serving = asyncio.create_task(server.serve([socket]))

@@ -14,14 +14,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from ray_cluster.api.app import create_app
 from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.storage.inputs import InputStore
 from tests.api.checks import error_of
-from tests.api.conftest import shapes_config, shapes_profile
+from tests.api.conftest import app_of, http_of, shapes_config, shapes_profile
 from tests.api.edit_calls import EDITS, PROMPT, VARIATIONS, coded, mask_of, parts, picture
-from tests.fakes import FakeDispatcherClient, memory_results, settings_for
+from tests.fakes import FakeDispatcherClient
 from tests.imaging.hostile import bombs, hostile_files, peak_bytes, reader_of, regular_files
 
 logger = logging.getLogger(__name__)
@@ -118,15 +117,11 @@ async def fuzz(coder: ImageCoder, num_files: int, seed: int, folder: str) -> Cou
     inputs = InputStore.open(folder, grace_s=3600.0)
     config = shapes_config()
     limits = config.limits.model_copy(update={"max_input_pixels": MAX_PIXELS})
-    app = create_app(
-        fake,
-        settings_for(config.model_copy(update={"limits": limits})),
-        results=memory_results(),
-        images=SentImages(inputs, coder),
+    app = app_of(
+        fake, config.model_copy(update={"limits": limits}), images=SentImages(inputs, coder)
     )
     statuses: Counter[int] = Counter()
-    transport = httpx.ASGITransport(app, raise_app_exceptions=True)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    async with http_of(app, raise_app_exceptions=True) as http:
         uploader = Uploader(http, seed)
         for file in hostile_files(num_files, seed):
             num_offered = len(fake.offered)

@@ -19,7 +19,7 @@ from ray_cluster.policies.steps.edits import computed_steps
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 from tests.api.checks import check_error, error_of
-from tests.api.conftest import shapes_config, shapes_profile
+from tests.api.conftest import app_of, http_of, shapes_config, shapes_profile
 from tests.api.edit_calls import (
     EDITS,
     IMAGE,
@@ -69,7 +69,7 @@ def fake() -> FakeDispatcherClient:
 def app(fake: FakeDispatcherClient, config: ClusterConfig) -> FastAPI:
     """One for all: what is refused leaves nothing behind."""
     images = sent_images("memory://refused")
-    return create_app(fake, settings_for(config), results=memory_results(), images=images)
+    return app_of(fake, config, images=images)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ async def test_a_field_that_there_is_not_is_refused_with_the_nearest(
             MASK,
             {"strength": 0.5, "input_fidelity": "low"},
             "input_fidelity",
-            "leave one of them out",
+            "say the same",
         ),
         (MASK, {"fidelity": "fast"}, "fidelity", "from text alone"),
         (MASK, {"allow": ["fidelity"]}, "allow", "from text alone"),
@@ -255,8 +255,7 @@ async def test_the_setting_bounds_the_pixels_of_both(
         results=memory_results(),
         images=sent_images(),
     )
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    async with http_of(app) as http:
         assert (await post_form(http, IMAGE, MASK)).status_code == 200
         assert "65x64" in await refused_edit(http, "image", picture(65, 64))
         large = mask_of((0, 0, 8, 8), 64, 65)
@@ -274,7 +273,7 @@ TWO = [coded(IMAGE), coded(MASK)]
         ({"image": []}, "image", "missing_required_parameter", "required"),
         ({"image": TWO}, "image", "invalid_value", "2 images"),
         ({"images": [{"image_url": one} for one in TWO]}, "images", "invalid_value", "2 images"),
-        ({"image": TWO[0], "images": TWO[:1]}, "images", "invalid_value", "leave one"),
+        ({"image": TWO[0], "images": TWO[:1]}, "images", "invalid_value", "say the same"),
         ({"image": 5}, "image", "invalid_type", "given 5"),
         ({"image": {"file_id": "file-1"}}, "image", "file_not_found", "does not exist"),
         ({"image": {"url": "x"}}, "image", "invalid_value", "'image_url' or 'file_id' alone"),
@@ -347,8 +346,7 @@ async def test_a_field_is_refused_before_any_image_is_decoded(
     app = create_app(
         fake, settings_for(config), results=memory_results(), images=SentImages(inputs, NoChecks())
     )
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    async with http_of(app) as http:
         for name, value in (("strength", 2), ("partial_images", 1), ("seed", "x")):
             await refused_edit(http, name, **{name: value})
         reply = await http.post(
@@ -367,9 +365,8 @@ async def test_checks_that_do_not_work_are_a_503(
     blobs = BlobStore("memory://broken")
     inputs = InputStore(blobs, grace_s=3600.0, wall_clock=lambda: 0.0)
     images = SentImages(inputs, BrokenChecks())
-    app = create_app(fake, settings_for(config), results=memory_results(), images=images)
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    app = app_of(fake, config, images=images)
+    async with http_of(app) as http:
         check_error(await post_form(http), 503, code="checks_unavailable")
         # what was stored is gone when it is to be checked
         images._checks = PlainChecks()

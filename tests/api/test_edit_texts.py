@@ -8,10 +8,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ray_cluster.api.app import create_app
-from tests.api.conftest import shapes_config, shapes_profile
+from tests.api.conftest import app_of, shapes_config, shapes_profile
 from tests.api.edit_calls import IMAGE, MASK, post_form, post_json, refused_edit
-from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
+from tests.fakes import FakeDispatcherClient
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +21,7 @@ def fake() -> FakeDispatcherClient:
 @pytest.fixture(scope="module")
 def app(fake: FakeDispatcherClient) -> FastAPI:
     """One for all calls."""
-    return create_app(
-        fake, settings_for(shapes_config()), results=memory_results(), images=sent_images()
-    )
+    return app_of(fake, shapes_config())
 
 
 @pytest.mark.parametrize(

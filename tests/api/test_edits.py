@@ -21,7 +21,7 @@ from ray_cluster.requests import Edit, ImageRequest, SamplerName
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import OPEN_OWNER, InputStore
 from tests.api.checks import check_error, error_of
-from tests.api.conftest import shapes_profile
+from tests.api.conftest import app_of, http_of, shapes_profile
 from tests.api.edit_calls import (
     EDITS,
     IMAGE,
@@ -89,8 +89,7 @@ async def test_the_images_are_in_the_input_store_under_their_owner(
     app = create_app(
         fake, settings_for(config), results=BlobStore("memory://results"), images=images
     )
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    async with http_of(app) as http:
         request = await edited(http, fake, IMAGE, MASK)
     inputs = InputStore.open(str(tmp_path), grace_s=3600.0)
     assert [inputs.get(request.owner, ref) for ref in request.inputs] == [IMAGE, MASK]
@@ -310,9 +309,8 @@ async def jobs(
     cell: JobsCell, replica: Replica, config: ClusterConfig
 ) -> AsyncIterator[httpx.AsyncClient]:
     assert replica.model == "shapes"
-    app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    app = app_of(cell, config, results=cell.results)
+    async with http_of(app) as client:
         yield client
 
 

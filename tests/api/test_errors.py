@@ -9,6 +9,7 @@ import pytest
 from ray_cluster.api.app import Surroundings, create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, error_of
+from tests.api.conftest import app_of, http_of
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 from tests.keys import with_keys
 
@@ -47,14 +48,9 @@ async def test_an_integer_of_thousands_of_digits_is_refused(
     fake: FakeDispatcherClient, config: ClusterConfig
 ) -> None:
     limits = config.limits.model_copy(update={"max_body_bytes": 1 << 20})
-    app = create_app(
-        fake,
-        settings_for(config.model_copy(update={"limits": limits})),
-        results=memory_results(),
-        images=sent_images(),
-    )
+    app = app_of(fake, config.model_copy(update={"limits": limits}))
     body = b'{"prompt": "a", "seed": ' + b"9" * 100_000 + b"}"
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+    async with http_of(app) as http:
         response = await http.post(URL, content=body, headers=JSON)
     assert response.status_code == 400
     assert "thousands of digits" in error_of(response)["message"]
@@ -218,7 +214,6 @@ class TestRequestIds:
             results=memory_results(),
             images=sent_images(),
         )
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://x") as http:
+        async with http_of(app) as http:
             response = await http.get("/healthz", headers={"x-request-id": "given"})
         assert "x-request-id" not in response.headers

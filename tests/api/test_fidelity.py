@@ -9,7 +9,7 @@ import pytest
 from httpx import AsyncClient
 
 from ray_cluster.api.input.validation import validate
-from ray_cluster.api.resolve.fidelity import fidelity_of
+from ray_cluster.api.output.reply_writer import fidelity_of
 from ray_cluster.api.resolve.generation import resolve
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.config.sections.pools import FidelityConfig
@@ -86,14 +86,14 @@ UNMEASURED = model_profile("shapes")
         ({"fidelity": "best"}, MEASURED, "fidelity", "'exact', 'balanced' or 'fast'"),
         ({"allow": ["quality"]}, MEASURED, "allow", "'fidelity' or 'steps'; given 'quality'"),
         ({"allow": "steps"}, MEASURED, "allow", "a list; given 'steps'"),
-        ({"allow": ["steps"]}, MEASURED, "allow", "give min_inference_steps"),
+        ({"allow": ["steps"]}, MEASURED, "allow", "but not how few"),
         (
             {"allow": ["fidelity"], "min_inference_steps": 5},
             MEASURED,
             "min_inference_steps",
             "does not hold 'steps'",
         ),
-        ({"allow": [], "min_inference_steps": 5}, MEASURED, "min_inference_steps", "add it"),
+        ({"allow": [], "min_inference_steps": 5}, MEASURED, "min_inference_steps", "does not hold"),
         (
             {"fidelity": "balanced", "min_inference_steps": 6},
             MEASURED,

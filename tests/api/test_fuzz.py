@@ -10,12 +10,12 @@ import httpx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ray_cluster.api.app import create_app
-from ray_cluster.api.input.schemas import REFUSED, ImageGenerationRequest
+from ray_cluster.api.advice import REFUSED
+from ray_cluster.api.input.schemas import ImageGenerationRequest
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, error_of
-from tests.api.conftest import shapes_profile
-from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
+from tests.api.conftest import app_of, http_of, shapes_profile
+from tests.fakes import FakeDispatcherClient
 
 CONFIG = ClusterConfig.model_validate({"pools": [{"name": "shapes", "model": "shapes-sd"}]})
 
@@ -43,11 +43,10 @@ PROMPTED = BODIES.map(lambda body: {**body, "prompt": "a red circle"})
 
 async def post(content: bytes) -> tuple[httpx.Response, FakeDispatcherClient]:
     fake = FakeDispatcherClient(shapes_profile())
-    transport = httpx.ASGITransport(
-        create_app(fake, settings_for(CONFIG), results=memory_results(), images=sent_images()),
+    async with http_of(
+        app_of(fake, CONFIG),
         raise_app_exceptions=True,
-    )
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    ) as http:
         headers = {"content-type": "application/json"}
         return await http.post(URL, content=content, headers=headers), fake
 

@@ -7,13 +7,15 @@ from typing import Any
 import httpx
 import pytest
 
+from ray_cluster.api.advice import REFUSED
 from ray_cluster.api.app import create_app
-from ray_cluster.api.input.schemas import REFUSED, ImageGenerationRequest, ImagesResponse
+from ray_cluster.api.input.schemas import ImageGenerationRequest
+from ray_cluster.api.output.image_schemas import ImagesResponse
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.pools import DefaultsConfig
 from ray_cluster.requests import ImageRequest, OutputSpec
 from tests.api.checks import URL, refused
-from tests.api.conftest import NOW_S
+from tests.api.conftest import NOW_S, http_of
 from tests.fakes import FakeDispatcherClient, completed, memory_results, sent_images, settings_for
 
 RED = {"prompt": "a red circle"}
@@ -110,7 +112,7 @@ async def test_pool_defaults_come_before_the_models(
         results=memory_results(),
         images=sent_images(),
     )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as other:
+    async with http_of(app) as other:
         await make(other)
     ((request,),) = fake.offered
     assert (request.width_px, request.height_px, request.sampler) == (32, 40, "lcm")

@@ -12,11 +12,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable
 from tests.api.checks import check_error
-from tests.fakes import sent_images, settings_for
+from tests.api.conftest import app_of, http_of
 from tests.jobs.cell import JobsCell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
@@ -43,7 +42,7 @@ async def events(lines: AsyncIterator[str]) -> AsyncIterator[Event]:
 
 @pytest.fixture
 def app(cell: JobsCell, config: ClusterConfig) -> FastAPI:
-    return create_app(cell, settings_for(config), results=cell.results, images=sent_images())
+    return app_of(cell, config, results=cell.results)
 
 
 class Gateway:
@@ -51,8 +50,7 @@ class Gateway:
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
-        transport = httpx.ASGITransport(app)
-        self.http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
+        self.http = http_of(app)
 
     async def watch(self, job_id: str, after: str | None = None) -> AsyncIterator[Event]:
         queue: asyncio.Queue[str | None] = asyncio.Queue()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ray_cluster.api.output.job_reply import job_reply
+from ray_cluster.api.output.reply_writer import job_reply
 from ray_cluster.protocol.jobs import JobView
 from ray_cluster.protocol.outcomes import Progress
 from tests.jobs.cell import job

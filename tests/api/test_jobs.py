@@ -11,10 +11,9 @@ from typing import Any
 import httpx
 import pytest
 
-from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import check_error
-from tests.fakes import sent_images, settings_for
+from tests.api.conftest import app_of, http_of
 from tests.jobs.cell import JobsCell, Replica, until
 
 BODY = {"prompt": "a red circle", "seed": 7}
@@ -22,9 +21,8 @@ BODY = {"prompt": "a red circle", "seed": 7}
 
 @pytest.fixture
 async def calls(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[Any]:
-    app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    app = app_of(cell, config, results=cell.results)
+    async with http_of(app) as client:
         yield client
 
 
@@ -271,9 +269,7 @@ async def test_jobs_belong_to_their_key(
     locked = ClusterConfig.model_validate(
         {**config.model_dump(), "http": {"api_keys": ["alice-key", "bob-key"]}}
     )
-    transport = httpx.ASGITransport(
-        create_app(cell, settings_for(locked), results=cell.results, images=sent_images())
-    )
+    transport = httpx.ASGITransport(app_of(cell, locked, results=cell.results))
     alice, bob = ({"Authorization": f"Bearer {name}-key"} for name in ("alice", "bob"))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as calls:
         job = (await calls.post("/v1/jobs", json=BODY, headers=alice)).json()

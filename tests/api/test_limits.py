@@ -11,11 +11,10 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import URL, check_error, error_of
-from tests.api.conftest import Serve
-from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
+from tests.api.conftest import Serve, app_of, http_of
+from tests.fakes import FakeDispatcherClient
 
 JSON = {"content-type": "application/json"}
 
@@ -23,16 +22,11 @@ JSON = {"content-type": "application/json"}
 def app_with(fake: FakeDispatcherClient, config: ClusterConfig, **limits: Any) -> FastAPI:
     changed = config.limits.model_copy(update=limits)
     changes = {"limits": changed}
-    return create_app(
-        fake,
-        settings_for(config.model_copy(update=changes)),
-        results=memory_results(),
-        images=sent_images(),
-    )
+    return app_of(fake, config.model_copy(update=changes))
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
+    return http_of(app)
 
 
 async def test_a_large_head_is_a_431(fake: FakeDispatcherClient, config: ClusterConfig) -> None:

@@ -9,8 +9,9 @@ from typing import Any, cast
 import httpx
 import pytest
 
-from ray_cluster.api.catalog import Catalog, ModelsEndpoint
+from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.output.resource_schemas import LoraModelCard, ModelList
+from ray_cluster.api.routes.models import ModelsEndpoint
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.protocol.loras import LoraStatus
 from ray_cluster.requests import ImageRequest

@@ -11,14 +11,14 @@ import pytest
 from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
-from ray_cluster.api.input.lora_schema import LoraList, LoraResponse
+from ray_cluster.api.output.resource_schemas import LoraList, LoraResponse
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.keys import KeyConfig
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.loras import LoraAdded
 from ray_cluster.requests import LoraUse
 from tests.api.checks import URL, check_error, refused
-from tests.api.conftest import shapes_profile
+from tests.api.conftest import app_of, http_of, shapes_profile
 from tests.api.edit_calls import EDITS, IMAGE, MASK, VARIATIONS, coded, post_form
 from tests.api.test_jobs import ended
 from tests.fake_loras import ADDED_S, ready_lora
@@ -208,8 +208,7 @@ async def test_a_lora_belongs_to_who_registered_it(
     owners = []
     for app_settings, headers in ((settings, bearer("right")), (settings_for(config), {})):
         app = create_app(fake, app_settings, results=memory_results(), images=sent_images())
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        async with http_of(app) as http:
             name = f"mine{len(owners)}"
             reply = await http.post(LORAS, json={**PASTEL, "name": name}, headers=headers)
             assert reply.status_code == 201
@@ -237,8 +236,7 @@ async def test_the_registry_asks_for_a_key_and_for_the_dispatcher(
         check_error(reply, 503, code="dispatcher_unavailable")
     settings = settings_for(with_keys(config, "right"))
     app = create_app(fake, settings, results=memory_results(), images=sent_images())
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as shut:
+    async with http_of(app) as shut:
         for method, path in (("GET", ""), ("POST", ""), ("GET", "/a"), ("DELETE", "/a")):
             check_error(await shut.request(method, LORAS + path), 401, code="invalid_api_key")
 
@@ -270,10 +268,10 @@ async def test_loras_go_into_the_request_and_come_back(
     [
         ([{"name": "pastell"}], "'pastell', which does not exist. Did you mean 'pastel'?"),
         ([{"name": "inks"}], "made for other, and this image is made by shapes. Set 'model'"),
-        ([{"name": "pastel"}, {"name": "pastel"}], "'pastel', a second time"),
+        ([{"name": "pastel"}, {"name": "pastel"}], "'pastel', twice"),
         ([{"name": "pastel", "scale": 4.1}], "'loras[0].scale' must be at most 4; given 4.1"),
         ([{"name": "pastel", "scale": -5}], "'loras[0].scale' must be at least -4"),
-        ([{"name": "pastel"}, {"scale": 1}], "'loras[1].name' is missing"),
+        ([{"name": "pastel"}, {"scale": 1}], "'loras[1].name' is required"),
         ([{"name": ""}], "'loras[0].name' must be a string that is not empty"),
         ([{"name": "pastel", "weight": 1}], "'loras[0].weight' is unknown. Did you mean 'scale'?"),
         ([{"name": "pastel", "scale": "0.8"}], "Write 0.8 without quotes"),
@@ -371,9 +369,8 @@ async def test_a_source_that_is_not_allowed_is_refused(cell_http: httpx.AsyncCli
 @pytest.fixture
 def cell_http(cell: Any, config: ClusterConfig, replica: Replica) -> httpx.AsyncClient:
     """A client of a gateway over the cell with the replica."""
-    app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
-    transport = httpx.ASGITransport(app)
-    return httpx.AsyncClient(transport=transport, base_url="http://gateway")
+    app = app_of(cell, config, results=cell.results)
+    return http_of(app)
 
 
 def test_the_schema_has_the_bounds(app: FastAPI) -> None:

@@ -10,12 +10,11 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import ImageRequest
-from tests.api.conftest import shapes_profile
-from tests.fakes import FakeDispatcherClient, registration, sent_images, settings_for
+from tests.api.conftest import app_of, http_of, shapes_profile
+from tests.fakes import FakeDispatcherClient, registration
 from tests.jobs.cell import JobsCell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
@@ -34,14 +33,8 @@ async def scrape(gateway: httpx.AsyncClient) -> dict[tuple[str, str], float]:
 
 @pytest.fixture
 async def gateways(cell: JobsCell, config: ClusterConfig) -> AsyncIterator[list[httpx.AsyncClient]]:
-    apps = [
-        create_app(cell, settings_for(config), results=cell.results, images=sent_images())
-        for _ in range(2)
-    ]
-    clients = [
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
-        for app in apps
-    ]
+    apps = [app_of(cell, config, results=cell.results) for _ in range(2)]
+    clients = [http_of(app) for app in apps]
     yield clients
     for client in clients:
         await client.aclose()

@@ -9,18 +9,14 @@ import openai
 import pytest
 from fastapi import FastAPI
 
-from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure
-from tests.api.conftest import Serve
+from tests.api.conftest import Serve, app_of
 from tests.fakes import (
     FakeDispatcherClient,
-    memory_results,
     model_profile,
-    sent_images,
-    settings_for,
 )
 from tests.keys import with_keys
 
@@ -112,14 +108,7 @@ def test_an_unknown_model_raises_not_found(client: openai.OpenAI) -> None:
 def test_a_wrong_key_raises_authentication_error(
     fake: FakeDispatcherClient, config: ClusterConfig, serve: Serve
 ) -> None:
-    url = serve(
-        create_app(
-            fake,
-            settings_for(with_keys(config, "right")),
-            results=memory_results(),
-            images=sent_images(),
-        )
-    )
+    url = serve(app_of(fake, with_keys(config, "right")))
     client = openai.OpenAI(base_url=f"{url}/v1", api_key="wrong")
     with pytest.raises(openai.AuthenticationError):
         client.images.generate(prompt="a red circle")

@@ -10,14 +10,13 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageRequest
 from tests.api.checks import URL, error_of, refused
-from tests.api.conftest import shapes_profile
-from tests.fakes import FakeDispatcherClient, completed, memory_results, sent_images, settings_for
+from tests.api.conftest import app_of, http_of, shapes_profile
+from tests.fakes import FakeDispatcherClient, completed
 
 RED = {"prompt": "a red circle"}
 
@@ -80,13 +79,8 @@ async def test_a_group_larger_than_the_queue_is_refused_naming_n(
     fake: FakeDispatcherClient, config: ClusterConfig
 ) -> None:
     limits = config.limits.model_copy(update={"max_queued_images": 3})
-    app = create_app(
-        fake,
-        settings_for(config.model_copy(update={"limits": limits})),
-        results=memory_results(),
-        images=sent_images(),
-    )
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://x") as http:
+    app = app_of(fake, config.model_copy(update={"limits": limits}))
+    async with http_of(app) as http:
         assert "at most 3" in await refused(http, "n", **RED, n=4)
 
 

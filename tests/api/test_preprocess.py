@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ray_cluster.api.input.controlnet_schema import ControlNetList, PreprocessResponse
+from ray_cluster.api.output.resource_schemas import ControlNetList, PreprocessResponse
 from ray_cluster.imaging.detectors import canny_edges
 from tests.api.checks import URL, check_error, error_of
 from tests.api.conftest import NOW_S
-from tests.api.control_calls import (
+from tests.api.controlnet_calls import (
     RED,
     SKETCH,
     SKETCH_PIXELS,

@@ -11,13 +11,12 @@ import httpx
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.models.prompt_tokens import digest_of, packed
 from ray_cluster.requests import ModelProfile, PromptTokenizer
 from tests.api.checks import URL, error_of
-from tests.api.conftest import shapes_profile
-from tests.fakes import FakeDispatcherClient, registration, sent_images, settings_for
+from tests.api.conftest import app_of, http_of, shapes_profile
+from tests.fakes import FakeDispatcherClient, registration
 from tests.jobs.cell import JobsCell
 
 
@@ -134,9 +133,8 @@ async def test_a_new_dispatcher_knows_before_any_replica_is_back(
         assert [each.registration.prompt_tokenizers for each in cell.core.replicas] == [()]
         cell.jobs_service.save_worker(one)
     async with JobsCell(tmp_path, epoch=2) as cell:
-        app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+        app = app_of(cell, config, results=cell.results)
+        async with http_of(app) as http:
             for path, more in ((URL, {"stream": True}), ("/v1/jobs", {})):
                 body = {"model": "m", "prompt": LONG, **more}
                 check_too_long(await http.post(path, json=body))

@@ -20,6 +20,7 @@ from ray_cluster.config.sections.keys import RESERVED_CLIENTS, ROLES, KeyConfig,
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import OPEN_OWNER
 from tests.api.checks import URL, check_error, error_of
+from tests.api.conftest import app_of
 from tests.api.edit_calls import IMAGE, coded, parts, post_form, post_json
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 from tests.jobs.cell import JobsCell, Replica
@@ -69,10 +70,6 @@ RED = {"prompt": "a red circle"}
 def keyed(config: ClusterConfig) -> ClusterConfig:
     named = (KeyConfig.of(key, key, roles) for key, roles in KEYS.items() if key != "plain")
     return with_keys(config, "plain", *named)
-
-
-def app_of(fake: FakeDispatcherClient, config: ClusterConfig) -> FastAPI:
-    return create_app(fake, settings_for(config), results=memory_results(), images=sent_images())
 
 
 @asynccontextmanager

@@ -17,7 +17,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.settings import GatewaySettings, gateway_settings
-from tests.api.conftest import shapes_profile
+from tests.api.conftest import http_of, shapes_profile
 from tests.fake_loras import ready_lora
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images
 from tests.jobs.cell import until
@@ -47,8 +47,7 @@ def app(fake: FakeDispatcherClient, current: CurrentSettings) -> FastAPI:
 
 @pytest.fixture
 async def call(app: FastAPI) -> AsyncIterator[Any]:
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with http_of(app, raise_app_exceptions=False) as client:
 
         async def post(key: str = "one", **fields: Any) -> httpx.Response:
             body = CALL | fields

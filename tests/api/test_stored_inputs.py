@@ -26,7 +26,7 @@ from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 from tests.api.checks import check_error, error_of
-from tests.api.conftest import shapes_profile
+from tests.api.conftest import http_of, shapes_profile
 from tests.api.edit_calls import EDITS, PROMPT, coded
 from tests.fakes import FakeClock, FakeDispatcherClient, PlainChecks, memory_results, settings_for
 from tests.imaging.pictures import file_of
@@ -53,8 +53,7 @@ async def http(config: ClusterConfig, tmp_path: Path) -> AsyncIterator[httpx.Asy
         results=memory_results(),
         images=SentImages(InputStore.open(str(tmp_path), grace_s=3600.0), PlainChecks()),
     )
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with http_of(app) as client:
         yield client
 
 

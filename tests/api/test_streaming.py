@@ -16,13 +16,12 @@ import uvicorn
 from fastapi import FastAPI
 from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent
 
-from ray_cluster.api.app import create_app
-from ray_cluster.api.output.event_schema import CompletedEvent, PartialImageEvent
+from ray_cluster.api.output.image_schemas import CompletedEvent, PartialImageEvent
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable, JobStoreUnavailable
 from ray_cluster.policies.steps.previews import preview_steps
 from tests.api.checks import URL, check_error, refused
-from tests.fakes import sent_images, settings_for
+from tests.api.conftest import app_of
 from tests.jobs.cell import JobsCell, Replica
 
 PROMPT = "a red circle"
@@ -37,9 +36,7 @@ async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
 @pytest.fixture
 async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[str]:
     """The gateway on a real socket, on the test's own loop."""
-    app: FastAPI = create_app(
-        cell, settings_for(config), results=cell.results, images=sent_images()
-    )
+    app: FastAPI = app_of(cell, config, results=cell.results)
     settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
     server, socket = uvicorn.Server(settings), settings.bind_socket()
     serving = asyncio.create_task(server.serve([socket]))

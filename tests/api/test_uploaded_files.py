@@ -14,12 +14,12 @@ from fastapi import FastAPI
 
 from ray_cluster.api.app import create_app
 from ray_cluster.api.input.sent_images import SentImages
-from ray_cluster.api.routes.uploaded_files import FileResponse
+from ray_cluster.api.output.resource_schemas import FileResponse
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from ray_cluster.storage.inputs import InputStore
 from tests.api.checks import URL, check_error, error_of
-from tests.api.conftest import Serve
-from tests.api.control_calls import (
+from tests.api.conftest import Serve, http_of
+from tests.api.controlnet_calls import (
     RED,
     SKETCH,
     controls_config,
@@ -206,18 +206,16 @@ async def test_a_call_that_names_a_file_starts_its_time_anew(
 ) -> None:
     clock = FakeClock(100 * GRACE_S)
     inputs = InputStore(BlobStore(str(tmp_path)), grace_s=GRACE_S, wall_clock=clock)
-    async with gateway(inputs, fake, clock) as app:
-        transport = httpx.ASGITransport(app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
-            used, idle = await uploaded(http), await uploaded(http, picture(32, 32))
-            clock.advance(1.5 * GRACE_S)
-            body = {**RED, "controlnets": [{"name": "edges", "image": used}]}
-            assert (await http.post(URL, json=body)).status_code == 200
-            clock.advance(0.6 * GRACE_S)
-            # of two periods ago; what files were written at is the disk's, not this clock's
-            inputs.sweep(sent_before_s=1e12, keep=())
-            assert (await http.get(f"{FILES}/{used}")).status_code == 200
-            check_error(await http.get(f"{FILES}/{idle}"), 404)
+    async with gateway(inputs, fake, clock) as app, http_of(app) as http:
+        used, idle = await uploaded(http), await uploaded(http, picture(32, 32))
+        clock.advance(1.5 * GRACE_S)
+        body = {**RED, "controlnets": [{"name": "edges", "image": used}]}
+        assert (await http.post(URL, json=body)).status_code == 200
+        clock.advance(0.6 * GRACE_S)
+        # of two periods ago; what files were written at is the disk's, not this clock's
+        inputs.sweep(sent_before_s=1e12, keep=())
+        assert (await http.get(f"{FILES}/{used}")).status_code == 200
+        check_error(await http.get(f"{FILES}/{idle}"), 404)
 
 
 async def test_a_store_that_fails_is_503(

@@ -21,7 +21,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.storage.blob_store import BlobStoreError
 from ray_cluster.storage.inputs import OPEN_OWNER
 from tests.api.checks import check_error, error_of
-from tests.api.conftest import Serve
+from tests.api.conftest import Serve, http_of
 from tests.api.upload_app import (
     FORM_URL,
     JPEG,
@@ -46,8 +46,7 @@ def uploads(config: ClusterConfig, tmp_path: Path) -> UploadApp:
 
 @pytest.fixture
 async def caller(uploads: UploadApp) -> AsyncIterator[httpx.AsyncClient]:
-    transport = httpx.ASGITransport(uploads.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with http_of(uploads.app) as client:
         yield client
 
 
@@ -181,8 +180,7 @@ async def test_a_form_that_is_too_slow_is_a_408(config: ClusterConfig, tmp_path:
             await asyncio.sleep(0.01)
 
     headers = {"content-type": request.headers["content-type"]}
-    transport = httpx.ASGITransport(uploads.app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as caller:
+    async with http_of(uploads.app) as caller:
         reply = await caller.post(FORM_URL, content=dripping(), headers=headers)
     check_error(reply, 408, code="body_too_slow")
     assert "limits.max_upload_s" in error_of(reply)["message"]

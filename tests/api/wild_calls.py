@@ -12,7 +12,8 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Scope
 
-from ray_cluster.api.input.schemas import REFUSED, ImageEditRequest
+from ray_cluster.api.advice import REFUSED
+from ray_cluster.api.input.schemas import ImageEditRequest
 
 POSTED = (
     *("/v1/images/generations", "/v1/jobs"),

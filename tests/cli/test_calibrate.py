@@ -12,7 +12,7 @@ import yaml
 from PIL import Image
 
 from ray_cluster.api.input.validation import validate
-from ray_cluster.api.resolve.fidelity import fidelity_of
+from ray_cluster.api.output.reply_writer import fidelity_of
 from ray_cluster.api.resolve.generation import resolve
 from ray_cluster.cli.models import calibrate_run
 from ray_cluster.cli.models.config_edit import with_fidelity

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ray_cluster.api.routes.plan_schema import PlanResponse, plan_reply
+from ray_cluster.api.routes.plan import PlanResponse, plan_reply
 from ray_cluster.cli.simulation.plan_plot import draw_history, history_plot
 from ray_cluster.errors import ConfigError
 from ray_cluster.protocol.controller import PlanReport

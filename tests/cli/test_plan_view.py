@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.api.routes.plan_schema import PlanResponse, plan_reply
+from ray_cluster.api.routes.plan import PlanResponse, plan_reply
 from ray_cluster.cli.simulation.plan_view import explain_plan, list_rounds, show_plan
 from ray_cluster.errors import ConfigError
 from ray_cluster.protocol.controller import HeldPool, PlanReport

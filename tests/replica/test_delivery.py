@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_cluster.api.errors import from_failure
+from ray_cluster.api.output.error_answers import from_failure
 from ray_cluster.engine.stages.events import Decoded
 from ray_cluster.errors import RequestFailed
 from ray_cluster.replica import retries

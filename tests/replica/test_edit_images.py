@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ray_cluster.api.errors import from_failure
+from ray_cluster.api.output.error_answers import from_failure
 from ray_cluster.errors import RequestFailed
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.imaging.templates import EditPixels

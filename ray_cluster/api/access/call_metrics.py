@@ -14,6 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, H
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from ray_cluster.api.access.middleware import HttpMiddleware
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.logs import LogFields, log_event
 from ray_cluster.observability.metrics_snapshot import Snapshot, render, take
@@ -104,18 +105,15 @@ class GatewayMetricsEndpoint:
                 logger.debug("metrics are reported later: %s", error)
 
 
-class CallMiddleware:
+class CallMiddleware(HttpMiddleware):
     """Counts every HTTP call, by the route's pattern, so that ids make no series; and logs it."""
 
     def __init__(self, app: ASGIApp, endpoint: GatewayMetricsEndpoint) -> None:
-        self._app = app
+        super().__init__(app)
         self._endpoint = endpoint
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP call."""
         # until an answer begins: the client has left
         started_s, status = time.perf_counter(), 499
 

@@ -1,19 +1,22 @@
-"""What every call passes through: a request id, bounds on its head and its unread reply."""
+"""What every call passes through: CORS, a request id, bounds on its head and unread reply."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
+from abc import ABC, abstractmethod
 from http import HTTPStatus
 from typing import Literal
 
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ray_cluster.api.errors import ApiError
 from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.config.sections.http import HttpSettings
 from ray_cluster.observability.logs import REQUEST_ID, bound
 
 logger = logging.getLogger(__name__)
@@ -26,19 +29,36 @@ HeaderWriter = Literal["app", "proxy"]
 # ": " and the end of a line
 _HEADER_EXTRA_BYTES = 4
 
+_METHODS = ("GET", "HEAD", "POST", "DELETE")
+# what a page may read of a reply beside its body and type
+_EXPOSED = (REQUEST_ID_HEADER, "Retry-After", "x-should-retry", "Location", "ETag", "Allow")
 
-class RequestIdMiddleware:
-    """Takes a sane id from the request's own header, or draws one, for reply, errors and log."""
 
-    def __init__(self, app: ASGIApp, writer: HeaderWriter) -> None:
+class HttpMiddleware(ABC):
+    """What HTTP calls pass through, and other connections pass by."""
+
+    def __init__(self, app: ASGIApp) -> None:
         self._app = app
-        self._writer = writer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+        serve = self.serve if scope["type"] == "http" else self._app
+        await serve(scope, receive, send)
+
+    @abstractmethod
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP call."""
+
+
+class RequestIdMiddleware(HttpMiddleware):
+    """Takes a sane id from the request's own header, or draws one, for reply, errors and log."""
+
+    def __init__(self, app: ASGIApp, writer: HeaderWriter) -> None:
+        super().__init__(app)
+        self._writer = writer
+
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP call."""
         given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
         request_id = given if REQUEST_ID.fullmatch(given) else f"req_{secrets.token_hex(16)}"
         scope.setdefault("state", {})["request_id"] = request_id
@@ -57,18 +77,15 @@ def request_id_of(request: Request) -> str:
     return str(request.state.request_id)
 
 
-class LimitsMiddleware:
+class LimitsMiddleware(HttpMiddleware):
     """Refuses large heads with 431, and ends a reply that its client does not read."""
 
     def __init__(self, app: ASGIApp, settings: CurrentSettings) -> None:
-        self._app = app
+        super().__init__(app)
         self._settings = settings
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one ASGI connection."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one HTTP call."""
         limits = self._settings.limits
         num_bytes = _head_bytes(scope)
         if num_bytes > limits.max_header_bytes:
@@ -109,3 +126,35 @@ def _too_large(num_bytes: int, max_bytes: int) -> ApiError:
         "(limits.max_header_bytes). Send fewer or shorter ones.",
         code="headers_too_large",
     )
+
+
+class BrowserMiddleware:
+    """Starlette's CORS middleware with the present settings.
+
+    Preflights are answered here, without a key; every other reply, errors too, gets the headers.
+    """
+
+    def __init__(self, app: ASGIApp, settings: CurrentSettings) -> None:
+        self._app = app
+        self._settings = settings
+        self._built_for = HttpSettings()
+        self._with_headers: ASGIApp = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection."""
+        if self._settings.http is not self._built_for:
+            self._built_for = self._settings.http
+            self._with_headers = self._built()
+        await self._with_headers(scope, receive, send)
+
+    def _built(self) -> ASGIApp:
+        origins = self._built_for.cors_origins
+        if not origins:
+            return self._app
+        return CORSMiddleware(
+            self._app,
+            allow_origins=origins,
+            allow_methods=_METHODS,
+            allow_headers=("*",),
+            expose_headers=_EXPOSED,
+        )

@@ -1,9 +1,8 @@
-"""Bounds a request's body while it arrives, and reads a JSON object from it, strictly."""
+"""Bounds a request's body while it arrives, and what all bodies hold that are being read."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -15,15 +14,13 @@ from starlette.requests import Request
 
 from ray_cluster.api.access.auth import caller_of
 from ray_cluster.api.errors import ApiError, unavailable
+from ray_cluster.api.input.strict_json import parse_object
 from ray_cluster.config.sections.cell_wide import LimitsConfig
-from ray_cluster.errors import InvalidRequest
 from ray_cluster.policies.admission.fair_share import fits
 
 # what a client may go on sending after the limit: it reads the 413 only when it has sent all
 DRAIN_FACTOR = 16
 _MAX_DRAINED_BYTES = 64 << 20
-# no call needs as many; millions of them take seconds to read, and gigabytes of memory
-_MAX_JSON_VALUES = 100_000
 # bodies with images, of the largest allowed, that may be read at the same time
 LARGEST_AT_ONCE = 2
 # likewise without images; and what they may hold at least
@@ -183,8 +180,7 @@ async def read_object(
     Raises:
         ApiError: 415 for another content type, 413 for a body that is too large, 408 for one that
             has not arrived in time; or ``take`` raises it.
-        InvalidRequest: not UTF-8, not JSON, not an object, too many values or nested too deeply, a
-            name given twice.
+        InvalidRequest: see :func:`~ray_cluster.api.input.strict_json.parse_object`.
     """
     _check_content_type(request, may_be_form=may_be_form)
     body = bytearray()
@@ -254,61 +250,3 @@ def too_large(limit: BodyLimit) -> ApiError:
         f"The body is larger than the {limit.max_bytes} bytes allowed; send a smaller one.",
         code="body_too_large",
     )
-
-
-def parse_object(raw: bytes | bytearray) -> dict[str, Any]:
-    """Return the JSON object in ``raw``; see :func:`read_object` for the errors."""
-    if sum(raw.count(mark) for mark in b",[{") > _MAX_JSON_VALUES:
-        raise _not_json(f"it has more than {_MAX_JSON_VALUES} values or commas")
-    try:
-        value = json.loads(
-            raw.decode("utf-8"), object_pairs_hook=unique_names, parse_constant=_refuse_constant
-        )
-    except UnicodeDecodeError as error:
-        raise _not_json(f"it is not UTF-8 at byte {error.start}") from error
-    except json.JSONDecodeError as error:
-        where = f"line {error.lineno} column {error.colno}"
-        raise _not_json(f"{error.msg} at {where}") from error
-    except RecursionError as error:
-        raise _not_json("it is nested too deeply") from error
-    except ValueError as error:
-        # Python's own bound on the digits of one integer
-        raise _not_json("it holds a number with thousands of digits") from error
-    if not isinstance(value, dict):
-        raise _not_json('it is not an object like {"prompt": "a red circle"}')
-    return value
-
-
-def _not_json(reason: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"The body cannot be read as a JSON object: {reason}.", code="invalid_json"
-    )
-
-
-def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return a JSON object's values by name; refuse one that gives a name twice."""
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if not is_text(name):
-            raise _not_json(f"the name {name[:100]!r} holds half a character (a lone surrogate)")
-        if name in values:
-            raise InvalidRequest(
-                f"The parameter {name[:100]!r} is given more than once; give it once.",
-                param=name[:100],
-                code="duplicate_parameter",
-            )
-        values[name] = value
-    return values
-
-
-def _refuse_constant(name: str) -> float:
-    raise _not_json(f"{name} is not a JSON number")
-
-
-def is_text(value: str) -> bool:
-    """Whether a string is made of whole characters; JSON's escapes can write half ones."""
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -4,47 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
 
 from starlette.requests import Request
 
-from ray_cluster.api.access.auth import caller_of, check_priority, owner_of
-from ray_cluster.api.access.middleware import request_id_of
-from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.input.bounded_body import (
-    BodyLimit,
-    BodyMemory,
-    announced_bytes,
-    read_object,
-    too_large,
-)
+from ray_cluster.api.advice import REFUSED, wrong
+from ray_cluster.api.input.bounded_body import BodyLimit, announced_bytes, read_object, too_large
 from ray_cluster.api.input.multipart import is_form
 from ray_cluster.api.input.schemas import (
-    REFUSED,
     ImageEditRequest,
     ImageGenerationRequest,
     ImageVariationRequest,
 )
-from ray_cluster.api.input.sent_images import SentImages, has_images, take_image_texts
-from ray_cluster.api.input.strict_json import typed_texts
+from ray_cluster.api.input.sent_images import SentCall, SentImages, take_images
 from ray_cluster.api.input.validation import describe, validate, validate_as
-from ray_cluster.api.resolve.cascades import CascadeResolver
-from ray_cluster.api.resolve.controlnet_choices import FIELD as CONTROLNETS
-from ray_cluster.api.resolve.controlnet_choices import SentControl, take_control_images
 from ray_cluster.api.resolve.controlnets import ControlNets
-from ray_cluster.api.resolve.edits import EditImages, WantedImages
-from ray_cluster.api.resolve.loras import LoraResolver
-from ray_cluster.api.resolve.prompts import PromptCheck
+from ray_cluster.api.resolve.resolver import RequestResolver
+from ray_cluster.api.resolve.wanted import WantedImages
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import ImageRequest
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
 MAX_KEY_CHARS = 255
-# of all images in one reply: four bytes of base64 each, and Ray's messages end at 256 MiB
-MAX_INLINE_PIXELS = 48_000_000
 EventKind = Literal["image_generation", "image_edit"]
 
 
@@ -66,12 +50,24 @@ class Call:
     event_kind: EventKind = "image_generation"
 
 
-class _Wanted(NamedTuple):
-    """What a call asks for, its images in the input store: those that it edits, and maps'."""
+@dataclass(frozen=True, slots=True)
+class CallKind:
+    """What the body of a call may be.
 
-    fields: ImageGenerationRequest
-    images: EditImages | None
-    controls: tuple[SentControl, ...]
+    Attributes:
+        edit: its fields with an image; None where no image is edited.
+        has_text: whether it may be an image from text.
+    """
+
+    edit: type[ImageEditRequest] | None
+    has_text: bool
+    is_job: bool = False
+
+
+GENERATION = CallKind(None, has_text=True)
+EDIT = CallKind(ImageEditRequest, has_text=False)
+VARIATION = CallKind(ImageVariationRequest, has_text=False)
+JOB = CallKind(ImageEditRequest, has_text=True, is_job=True)
 
 
 class CallReader:
@@ -79,45 +75,19 @@ class CallReader:
 
     def __init__(
         self,
-        catalog: Catalog,
-        prompts: PromptCheck,
-        loras: LoraResolver,
-        controls: ControlNets,
+        resolver: RequestResolver,
+        controlnets: ControlNets,
         *,
         settings: CurrentSettings,
         images: SentImages,
-        memory: BodyMemory,
     ) -> None:
-        self._catalog = catalog
-        self._loras = loras
-        self._controls = controls
-        self._prompts = prompts
-        self._cascades = CascadeResolver(catalog, prompts)
+        self._resolver = resolver
+        self._controlnets = controlnets
         self._settings = settings
         self._images = images
-        self._memory = memory
 
-    async def read(self, request: Request) -> Call:
-        """Return what a call for images from text asks for.
-
-        Raises:
-            ApiError: the body is no JSON object in bounds, or there is no such model.
-            InvalidRequest: a parameter is wrong.
-        """
-        key = _idempotency_key(request)
-        limits = self._settings.limits
-        limit = self._limit(request, may_have_image=bool(self._settings.controlnets))
-        with self._memory.share(request, limit, limits) as take:
-            body = await read_object(request, limit, take=take)
-            return await self._from_text(request, body, key, is_job=False)
-
-    async def read_edit(
-        self, request: Request, kind: type[ImageEditRequest] = ImageEditRequest
-    ) -> Call:
-        """Return what a call that edits an image asks for, in a form or in JSON.
-
-        Args:
-            kind: of its fields.
+    async def read(self, request: Request, kind: CallKind) -> Call:
+        """Return what a call asks for: an edit in a form or in JSON, or an image from text.
 
         Raises:
             ApiError: the body is neither in bounds, the images cannot be stored, or there is no
@@ -125,209 +95,93 @@ class CallReader:
             InvalidRequest: a parameter or an image is wrong.
         """
         key = _idempotency_key(request)
-        if is_form(request):
-            return await self._from_form(request, kind, key, is_job=False)
-        limits = self._settings.limits
-        limit = BodyLimit.of_uploads(limits)
-        with self._memory.share(request, limit, limits) as take:
-            body = await read_object(request, limit, may_be_form=True, take=take)
-            return await self._from_image(request, body, kind, key, is_job=False)
+        async with self._sent(request, kind) as sent:
+            if kind.edit is None or sent.image is None:
+                fields = validate(sent.body)
+            else:
+                fields = validate_as(kind.edit, sent.body, REFUSED)
+            _check_delivery(fields, is_job=kind.is_job)
+            controlnets = await self._controlnets.read(request, fields, sent)
+            images = None
+            if sent.image is not None:
+                images = await self._images.of_edit(request, sent, self._settings.limits)
+            is_inline = not kind.is_job and fields.response_format != "url"
+            is_stored = not is_inline or key is not None
+            wanted = WantedImages(fields, images, is_stored, controlnets=controlnets)
+            requests = await self._resolver.resolve(request, wanted, is_inline=is_inline)
+            event_kind: EventKind = "image_generation" if images is None else "image_edit"
+            return Call(fields, requests, _digest(sent.body, wanted), key, event_kind)
 
-    async def read_job(self, request: Request) -> Call:
-        """Return what a job is to make: an edit, in a form or in JSON with an image, or an image
-        from text. Errors are those of the other calls.
-        """
-        key = _idempotency_key(request)
-        if is_form(request):
-            return await self._from_form(request, ImageEditRequest, key, is_job=True)
+    @asynccontextmanager
+    async def _sent(self, request: Request, kind: CallKind) -> AsyncIterator[SentCall]:
+        """Give the body of a call; JSON counts as being read until the end of the block."""
         limits = self._settings.limits
-        limit = self._limit(request, may_have_image=True)
-        with self._memory.share(request, limit, limits) as take:
-            body = await read_object(request, limit, may_be_form=True, take=take)
-            if has_images(body):
-                return await self._from_image(request, body, ImageEditRequest, key, is_job=True)
-            return await self._from_text(request, body, key, is_job=True)
-
-    def _limit(self, request: Request, *, may_have_image: bool) -> BodyLimit:
-        """Return the limit of a JSON body that may hold images, and may hold none."""
-        limits = self._settings.limits
-        own = BodyLimit.of_json(limits)
+        if kind.edit is not None and is_form(request):
+            yield await self._images.read_form(request, limits, kind.edit)
+            return
+        own, memory = BodyLimit.of_json(limits), self._images.memory
         # images make it large, and a body of unknown length is not read on the off-chance
-        is_large = may_have_image and announced_bytes(request) > own.max_bytes
-        return BodyLimit.of_uploads(limits) if is_large else own
-
-    async def _from_text(
-        self, request: Request, body: dict[str, Any], key: str | None, *, is_job: bool
-    ) -> Call:
-        images = take_control_images(body)
-        own = BodyLimit.of_json(self._settings.limits)
-        if announced_bytes(request) > own.max_bytes and not any(images):
-            raise too_large(own)
-        fields = validate(body)
-        _check_delivery(fields, is_job=is_job)
-        controls = await self._controls.read(request, fields, images)
-        wanted = _Wanted(fields, None, controls)
-        requests = await self._resolved(request, wanted, key, is_job=is_job)
-        return Call(fields, requests, _digest(body | _digests_of(controls)), key)
-
-    async def _from_form(
-        self, request: Request, kind: type[ImageEditRequest], key: str | None, *, is_job: bool
-    ) -> Call:
-        form = await self._images.read_form(request, self._settings.limits, kind)
-        body = typed_texts(form.texts, kind)
-        control_images = take_control_images(body)
-        fields = validate_as(kind, body, REFUSED)
-        _check_delivery(fields, is_job=is_job)
-        controls = await self._controls.read(request, fields, control_images, form.files)
-        images = await self._images.check(request, form.image, form.mask, self._settings.limits)
-        return await self._edit(request, _Wanted(fields, images, controls), key, is_job=is_job)
-
-    async def _from_image(
-        self,
-        request: Request,
-        body: dict[str, Any],
-        kind: type[ImageEditRequest],
-        key: str | None,
-        *,
-        is_job: bool,
-    ) -> Call:
-        texts = take_image_texts(body, has_mask="mask" in kind.image_fields)
-        control_images = take_control_images(body)
-        fields = validate_as(kind, body, REFUSED)
-        _check_delivery(fields, is_job=is_job)
-        controls = await self._controls.read(request, fields, control_images)
-        image, mask = await self._images.store(request, texts, self._settings.limits)
-        images = await self._images.check(request, image, mask, self._settings.limits)
-        return await self._edit(request, _Wanted(fields, images, controls), key, is_job=is_job)
-
-    async def _edit(
-        self, request: Request, wanted: _Wanted, key: str | None, *, is_job: bool
-    ) -> Call:
-        requests = await self._resolved(request, wanted, key, is_job=is_job)
-        fields, images = wanted.fields, wanted.images
-        assert images is not None, "an edit has an image"
-        # a form and JSON of the same content are the same call
-        body = fields.model_dump(mode="json", exclude_none=True) | {"image": images.image.sha256}
-        if images.mask is not None:
-            body["mask"] = images.mask.sha256
-        body |= _digests_of(wanted.controls)
-        if isinstance(fields, ImageVariationRequest):
-            # with a text, its fields may be those of an edit, which is another call
-            body["kind"] = "variation"
-        return Call(fields, requests, _digest(body), key, "image_edit")
-
-    async def _resolved(
-        self,
-        request: Request,
-        given: _Wanted,
-        key: str | None,
-        *,
-        is_job: bool,
-    ) -> tuple[ImageRequest, ...]:
-        limits, fields = self._settings.limits, given.fields
-        check_priority(request, fields.priority)
-        is_stored = is_job or key is not None or fields.response_format == "url"
-        fields, loras = await self._loras.resolve(fields)
-        wanted = WantedImages(fields, given.images, is_stored, loras, given.controls)
-        cascade = self._settings.cascade(fields.model)
-        if cascade is not None:
-            requests = await self._cascades.resolve(wanted, cascade, limits)
-        else:
-            profile = await self._catalog.profile(fields.model)
-            requests = wanted.of(profile, limits)
-            await self._prompts.check(fields, profile)
-        if not is_job and fields.response_format != "url":
-            _check_inline(requests)
-        requests = await self._controls.with_maps(request, requests, given.controls)
-        call_id = request_id_of(request)
-        owner, caller = owner_of(request), caller_of(request)
-        return tuple(replace(one, call_id=call_id, owner=owner, caller=caller) for one in requests)
-
-
-def _digests_of(controls: Sequence[SentControl]) -> dict[str, Any]:
-    """Return what of a body tells calls apart by the images of their ControlNets."""
-    return {CONTROLNETS: [one.as_in_body() for one in controls]} if controls else {}
+        is_large = announced_bytes(request) > own.max_bytes
+        may_have_image = kind.edit is not None or bool(self._settings.controlnets)
+        may_be_large = not kind.has_text or (may_have_image and is_large)
+        limit = BodyLimit.of_uploads(limits) if may_be_large else own
+        with memory.share(request, limit, limits) as take:
+            body = await read_object(request, limit, may_be_form=kind.edit is not None, take=take)
+            names = ("image", "images")
+            is_edit = not kind.has_text or any(body.get(name) is not None for name in names)
+            fields = ImageGenerationRequest if kind.edit is None or not is_edit else kind.edit
+            sent = take_images(body, fields)
+            if is_large and sent.image is None and not any(sent.controlnet_images):
+                raise too_large(own)
+            yield sent
 
 
 def _check_delivery(fields: ImageGenerationRequest, *, is_job: bool) -> None:
     """Refuse ways of getting the images that the call does not have, or that exclude each other."""
+    given = fields.response_format
     if is_job:
-        _check_job(fields)
+        if given == "b64_json":
+            what = "is 'b64_json', but the images of a job are fetched from its urls"
+            raise wrong("response_format", what, "job urls")
+        if fields.stream:
+            raise wrong("stream", "is true, but a job has its events elsewhere", "job events")
     elif fields.stream:
-        _check_stream(fields)
+        if fields.n is not None and fields.n > 1:
+            what = f"must be 1 with 'stream'; given {describe(fields.n)}"
+            raise wrong("n", what, "ask for less")
+        if given == "url":
+            what = "is 'url', but events carry the image itself"
+            raise wrong("response_format", what, "no url")
     elif fields.partial_images:
-        raise InvalidRequest(
-            f"The parameter 'partial_images' is {fields.partial_images}, which changes "
-            "nothing without 'stream': previews come as events. Set stream to true.",
-            "partial_images",
-        )
-
-
-def _check_job(fields: ImageGenerationRequest) -> None:
-    if fields.response_format == "b64_json":
-        raise InvalidRequest(
-            "The parameter 'response_format' is 'b64_json', but the images of a job are "
-            "fetched from its urls; leave it out or set it to 'url'.",
-            "response_format",
-        )
-    if fields.stream:
-        raise InvalidRequest(
-            "The parameter 'stream' is true, but a job has its events elsewhere: leave it out "
-            "and get /v1/jobs/{id}/events.",
-            "stream",
-        )
-
-
-def _check_stream(fields: ImageGenerationRequest) -> None:
-    if fields.n is not None and fields.n > 1:
-        raise InvalidRequest(
-            f"The parameter 'n' must be 1 with 'stream'; given {describe(fields.n)}. "
-            "Make several calls.",
-            "n",
-        )
-    if fields.response_format == "url":
-        raise InvalidRequest(
-            "The parameter 'response_format' is 'url', but events carry the image itself; leave "
-            "it out, or leave 'stream' out.",
-            "response_format",
-        )
-
-
-def _check_inline(requests: Sequence[ImageRequest]) -> None:
-    """Refuse images that would be made, and then not fit into the reply."""
-    sizes = [one.output_px for one in requests]
-    num_pixels = sum(width * height for width, height in sizes)
-    if num_pixels > MAX_INLINE_PIXELS:
-        raise InvalidRequest(
-            "The reply would hold {} images of {}x{}, {:.0f} million pixels; it can hold {:.0f} "
-            "million. Set 'response_format' to 'url', send a job, or ask for fewer images.".format(
-                len(sizes), *sizes[0], num_pixels / 1e6, MAX_INLINE_PIXELS / 1e6
-            ),
-            "response_format",
-            "reply_too_large",
-        )
+        what = f"is {fields.partial_images}, which changes nothing without 'stream'"
+        raise wrong("partial_images", f"{what}: previews come as events", "stream")
 
 
 def _idempotency_key(request: Request) -> str | None:
     all_given = request.headers.getlist(IDEMPOTENCY_KEY)
     if not all_given:
         return None
-    if len(all_given) > 1:
-        raise InvalidRequest(
-            f"The header {IDEMPOTENCY_KEY!r} names a call once; given {len(all_given)} times. "
-            "Leave one.",
-            IDEMPOTENCY_KEY,
-        )
-    [given] = all_given
+    [given, *others] = all_given
+    if others:
+        raise wrong(IDEMPOTENCY_KEY, f"is given {len(all_given)} times", "once")
     if not (0 < len(given) <= MAX_KEY_CHARS and given.isascii() and given.isprintable()):
-        raise InvalidRequest(
-            f"The header {IDEMPOTENCY_KEY!r} must have 1 to {MAX_KEY_CHARS} printable ASCII "
-            f"characters; given {len(given)}: {describe(given)}.",
-            IDEMPOTENCY_KEY,
-        )
+        what = f"must have 1 to {MAX_KEY_CHARS} printable ASCII characters"
+        raise wrong(IDEMPOTENCY_KEY, f"{what}; given {len(given)}: {describe(given)}")
     return given
 
 
-def _digest(body: dict[str, Any]) -> str:
+def _digest(sent: dict[str, Any], wanted: WantedImages) -> str:
+    """Return what equal bodies share, however they are written."""
+    fields, images, body = wanted.fields, wanted.images, dict(sent)
+    if images is not None:
+        # a form and JSON of the same content are the same call
+        body = fields.model_dump(mode="json", exclude_none=True) | {"image": images.image.sha256}
+        if images.mask is not None:
+            body["mask"] = images.mask.sha256
+        if isinstance(fields, ImageVariationRequest):
+            # with a text, its fields may be those of an edit, which is another call
+            body["kind"] = "variation"
+    if wanted.controlnets:
+        body["controlnets"] = [one.as_in_body() for one in wanted.controlnets]
     text = json.dumps(body, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()

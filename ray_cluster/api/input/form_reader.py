@@ -5,29 +5,24 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import logging
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
-from http import HTTPStatus
 from typing import Protocol
 
 from starlette.requests import Request
 
 from ray_cluster.api.access.auth import owner_of
-from ray_cluster.api.errors import ApiError, unavailable
+from ray_cluster.api.advice import REFUSED, refused, wrong
+from ray_cluster.api.errors import ApiError, too_large
 from ray_cluster.api.input.bounded_body import BodyLimit, bounded
-from ray_cluster.api.input.file_ids import FILE_PREFIX, file_of_id
+from ray_cluster.api.input.image_store import FILE_PREFIX, file_of_id
 from ray_cluster.api.input.multipart import Event, PartBegin, boundary_of, form_events
-from ray_cluster.api.input.schemas import REFUSED
-from ray_cluster.api.input.validation import refused
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStoreError
 from ray_cluster.storage.inputs import InputTooLarge
-
-logger = logging.getLogger(__name__)
 
 LIST_MARK = "[]"
 # enough bytes to tell the kinds apart
@@ -105,7 +100,8 @@ class Uploads:
 
         Raises:
             ApiError: 415 for another content type, 413 for a body, an image or texts that are too
-                large, 408 for a body that is too slow, 503 where the input store fails.
+                large, 408 for a body that is too slow.
+            BlobStoreError: the input store fails.
             InvalidRequest: the form or one of its parts is wrong; it names the part.
         """
         boundary = boundary_of(request)
@@ -116,7 +112,7 @@ class Uploads:
             try:
                 async with aclosing(form_events(body, boundary)) as events:
                     return await reading.read(events)
-            except (ApiError, InvalidRequest):
+            except (ApiError, InvalidRequest, BlobStoreError):
                 # a client reads the reply once it has sent everything
                 with suppress(ApiError):
                     async for _ in body:
@@ -133,7 +129,8 @@ class Uploads:
             param: the field, for errors.
 
         Raises:
-            ApiError: 413 for an image that is too large, 503 where the input store fails.
+            ApiError: 413 for an image that is too large.
+            BlobStoreError: the input store fails.
             InvalidRequest: it is not base64, or no image; or there is no such file.
         """
         if text.startswith(FILE_PREFIX):
@@ -142,18 +139,11 @@ class Uploads:
 
     async def _store_again(self, owner: str, file_id: str, param: str) -> BlobRef:
         ref = file_of_id(file_id)
-        try:
-            is_there = ref is not None and await asyncio.to_thread(self._inputs.renew, owner, ref)
-        except BlobStoreError as error:
-            raise store_fails(error) from error
+        is_there = ref is not None and await asyncio.to_thread(self._inputs.renew, owner, ref)
         if ref is None or not is_there:
-            raise InvalidRequest(
-                f"The parameter {param!r} names the file {file_id[:100]!r}, which does not exist: "
-                "files are kept for a while, and only for whoever has uploaded them. Upload it "
-                "again to /v1/files, or send the image itself.",
-                param,
-                "file_not_found",
-            )
+            what = f"names the file {file_id[:100]!r}, which does not exist: files are kept for a "
+            what += "while, and only for whoever has uploaded them"
+            raise wrong(param, what, "file", code="file_not_found")
         return ref
 
     async def store(self, owner: str, chunks: AsyncIterator[bytes], param: str) -> BlobRef:
@@ -162,25 +152,8 @@ class Uploads:
             async with aclosing(_of_known_kind(chunks, param)) as checked:
                 return await self._inputs.put(owner, checked, max_bytes=self._max_input_bytes)
         except InputTooLarge as error:
-            raise ApiError(
-                HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                f"The image {param!r} is larger than the {self._max_input_bytes} bytes allowed; "
-                "send a smaller one.",
-                code="image_too_large",
-                param=param,
-            ) from error
-        except BlobStoreError as error:
-            raise store_fails(error) from error
-
-
-def store_fails(error: BlobStoreError | None = None) -> ApiError:
-    """Return the 503 for an input store that does not answer."""
-    if error is not None:
-        logger.error("an image that a client sends is not stored or read: %s", error)
-    return unavailable(
-        "The store of images that calls send does not answer; try again.",
-        "input_store_unavailable",
-    )
+            what = f"is larger than the {self._max_input_bytes} bytes allowed"
+            raise too_large(wrong(param, what, "too large", code="image_too_large")) from error
 
 
 async def once(data: bytes) -> AsyncIterator[bytes]:
@@ -229,73 +202,55 @@ class _FormReading:
         return Form(self._texts, images, self._files)
 
     async def _read_file(self, name: str, data: AsyncIterator[bytes]) -> None:
-        if name.partition("[")[0] in REFUSED:
-            raise refused(name, REFUSED[name])
-        if name in self._files or name in self._texts:
-            raise _duplicate(name, "give it once")
+        self._check_name(name)
         self._files[name] = await self._uploads.store(self._owner, data, name)
 
     async def _read_image(self, part: PartBegin, base: str, data: AsyncIterator[bytes]) -> None:
         name, most = part.name, self._max_images[base]
         if not part.is_file:
-            raise InvalidRequest(
-                f"The part {name!r} must be a file; given a text. Give the part a file name (with "
-                f"curl: -F {name}=@photo.png).",
-                name,
-            )
+            how = f"Give the part a file name (with curl: -F {name}=@photo.png)."
+            raise wrong(name, "must be a file; given a text", more=how)
         refs = self._images.setdefault(base, [])
         if refs and (base in self._names or name == base):
-            several = f"send several images as {base + LIST_MARK!r}"
-            raise _duplicate(name, several if most > 1 else "give it once")
+            several = f"Send several images as {base + LIST_MARK!r}."
+            raise _duplicate(name, several if most > 1 else "Give it once.")
         if len(refs) == most:
-            raise InvalidRequest(
-                f"The part {name!r} is given {most + 1} times or more; at most {most} are allowed.",
-                name,
-            )
+            raise wrong(name, f"is given {most + 1} times or more; at most {most} are allowed")
         self._names.add(name)
         refs.append(await self._uploads.store(self._owner, data, name))
 
     async def _read_text(self, part: PartBegin, data: AsyncIterator[bytes]) -> None:
         name = part.name
         field_name = name.partition("[")[0]
-        if field_name in REFUSED:
-            raise refused(name, REFUSED[field_name])
-        if part.is_file:
-            allowed = ", ".join(self._max_images)
-            raise InvalidRequest(
-                f"The part {name!r} must be a text; given a file. Files are allowed for: "
-                f"{allowed}.",
-                name,
-            )
+        if part.is_file and field_name not in REFUSED:
+            allowed = f"Files are allowed for: {', '.join(self._max_images)}."
+            raise wrong(name, "must be a text; given a file", more=allowed)
+        self._check_name(name)
         if "[" in name:
-            raise InvalidRequest(
-                f"The part {name!r} cannot be read: a form does not tell which values belong "
-                f"together. Send all of {field_name!r} as one text of JSON.",
-                name,
-            )
-        if name in self._texts or name in self._files:
-            raise _duplicate(name, "give it once")
+            what = "cannot be read: a form does not tell which values belong together"
+            raise wrong(name, what, more=f"Send all of {field_name!r} as one text of JSON.")
         self._texts[name] = await self._text(name, data)
+
+    def _check_name(self, name: str) -> None:
+        """Refuse a part that this service has no counterpart for, or that there is already."""
+        if (instead := REFUSED.get(name.partition("[")[0])) is not None:
+            raise refused(name, instead)
+        if name in self._texts or name in self._files:
+            raise _duplicate(name, "Give it once.")
 
     async def _text(self, name: str, data: AsyncIterator[bytes]) -> str:
         raw = bytearray()
         async for chunk in data:
             raw += chunk
             if len(raw) > self._num_text_bytes_left:
-                raise ApiError(
-                    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-                    f"With the part {name!r} the form's texts are larger than the "
-                    f"{self._max_text_bytes} bytes allowed; send shorter ones.",
-                    code="body_too_large",
-                    param=name,
-                )
+                what = f"makes the texts larger than the {self._max_text_bytes} bytes allowed"
+                raise too_large(wrong(name, what, "shorten", code="body_too_large"))
         self._num_text_bytes_left -= len(raw)
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError as error:
-            raise InvalidRequest(
-                f"The part {name!r} is not UTF-8 at byte {error.start}; send it as UTF-8.", name
-            ) from error
+            what = f"is not UTF-8 at byte {error.start}; send it as UTF-8"
+            raise wrong(name, what) from error
 
 
 async def _data_of_part(events: AsyncIterator[Event]) -> AsyncGenerator[bytes, None]:
@@ -307,9 +262,7 @@ async def _data_of_part(events: AsyncIterator[Event]) -> AsyncGenerator[bytes, N
 
 
 def _duplicate(name: str, instead: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"The part {name!r} is given more than once; {instead}.", name, code="duplicate_parameter"
-    )
+    return wrong(name, "is given more than once", more=instead, code="duplicate_parameter")
 
 
 async def _of_known_kind(chunks: AsyncIterator[bytes], param: str) -> AsyncGenerator[bytes, None]:
@@ -334,28 +287,20 @@ def _check_kind(head: bytearray, param: str) -> None:
     )
     if not is_known:
         begins = f"begins with {bytes(head[:_HEAD_BYTES])!r}" if head else "is empty"
-        raise InvalidRequest(
-            f"{param!r} must be a PNG, JPEG or WebP image; what was sent {begins}.",
-            param,
-            code="invalid_image",
-        )
+        what = f"must be a PNG, JPEG or WebP image; what was sent {begins}"
+        raise wrong(param, what, code="invalid_image")
 
 
 def _payload(text: str, param: str) -> str:
     """Return the base64 of a text that is nothing else, or of a ``data:`` URL."""
     if text[:8].lower().startswith(("http://", "https://")):
-        raise InvalidRequest(
-            f"{param!r} must hold the image itself; given a URL, which this service does not "
-            "fetch. Send base64 or 'data:image/png;base64,...'.",
-            param,
-        )
+        what = "must hold the image itself; given a URL, which this service does not fetch"
+        raise wrong(param, what, "the image")
     if text[:5].lower() != "data:":
         return text
     head, comma, payload = text.partition(",")
     if not comma or not head.lower().endswith(";base64"):
-        raise InvalidRequest(
-            f"{param!r} must be 'data:image/png;base64,...'; given {text[:40]!r}.", param
-        )
+        raise wrong(param, f"must be 'data:image/png;base64,...'; given {text[:40]!r}")
     return payload
 
 
@@ -368,14 +313,11 @@ async def _decoded(text: str, param: str) -> AsyncIterator[bytes]:
             piece = text[start : start + _BASE64_PIECE_CHARS]
             yield await asyncio.to_thread(base64.b64decode, piece, validate=True)
     except ValueError as error:
-        raise InvalidRequest(
-            f"{param!r} must be base64 in the standard alphabet, with padding and without line "
-            f"breaks: {error}.{_if_name(text)}",
-            param,
-        ) from error
+        what = "must be base64 in the standard alphabet, with padding and without line breaks"
+        raise wrong(param, f"{what}: {error}", more=_if_name(text)) from error
 
 
 def _if_name(text: str) -> str:
     """Return advice for a text that seems to be the name of a file."""
     is_name = len(text) < _MAX_NAME_CHARS and text.lower().endswith(_SUFFIXES)
-    return f" {text!r} seems to be a file's name: send what is in it." if is_name else ""
+    return f"{text!r} seems to be a file's name: send what is in it." if is_name else ""

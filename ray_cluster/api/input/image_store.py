@@ -1,8 +1,12 @@
-"""Bounds what each client has in the input store: files that it sends, and maps made for it."""
+"""The input store as calls use it: ids of its files, and what each client may have there.
+
+An id is made of a file's digest and size, so that nothing has to be remembered.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections import defaultdict
@@ -17,6 +21,10 @@ from ray_cluster.storage.inputs import InputStore
 
 # what the smallest file counts as: it bounds their number, too
 _LEAST_BYTES = 64 << 10
+
+FILE_PREFIX = "file-"
+_FILE_ID = re.compile(FILE_PREFIX + r"([0-9a-f]{64})-([1-9][0-9]{0,14})")
+ID_PATTERN = f"^{_FILE_ID.pattern}$"
 
 
 @dataclass(slots=True)
@@ -179,3 +187,14 @@ class ClientInputs:
             if is_there:
                 keep()
         return is_there
+
+
+def file_id_of(ref: BlobRef) -> str:
+    """Return the id of a file; only whoever has its bytes can know it."""
+    return f"{FILE_PREFIX}{ref.sha256}-{ref.num_bytes}"
+
+
+def file_of_id(file_id: str) -> BlobRef | None:
+    """Return the file that an id names; None for what is no id."""
+    found = _FILE_ID.fullmatch(file_id)
+    return None if found is None else BlobRef(found[1], int(found[2]))

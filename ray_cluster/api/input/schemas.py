@@ -1,18 +1,16 @@
-"""The fields of calls for images, from text and from images: OpenAI's and our extensions.
+"""The fields of calls: OpenAI's and our extensions.
 
 Of OpenAI's fields each is honoured, accepted with the values that change nothing, or refused by
-name; the refused ones stand in :data:`REFUSED` with what to do instead.
+name; the refused ones stand in :data:`~ray_cluster.api.advice.REFUSED` with what to do instead.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ray_cluster.api.input.controlnet_schema import ControlCards, ControlChoices
-from ray_cluster.api.input.lora_schema import LoraCards, LoraChoices, LoraStarted, LoraStartStep
-from ray_cluster.api.output.cascade_reply import CascadeCard
+from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.policies.fidelity import Concession, Fidelity
 from ray_cluster.policies.steps.previews import MAX_PREVIEWS
 from ray_cluster.policies.types import WhenLate
@@ -22,36 +20,97 @@ MAX_SEED = 2**63 - 1
 MAX_FEATHER_PX = 256
 # of an edit
 MAX_INPUT_IMAGES = 1
+# of one image
+MAX_LORAS = 8
+MAX_LORA_SCALE = 4
+MAX_CONTROLNETS = 3
+MAX_CONTROLNET_SCALE = 2
 # all that OpenAI has documented for any of its models
 Quality = Literal["auto", "standard", "hd", "low", "medium", "high", "xhigh", "max"]
-
-# OpenAI's parameters that this service has no counterpart for -> what to do instead
-REFUSED: dict[str, str] = {
-    "complexity": "Set the effort with 'num_inference_steps'.",
-    "svg": "Images are pixels here; leave it out.",
-    "frame_count": "Animations are not made here; ask for several images with 'n'.",
-    "frame_duration_ms": "Animations are not made here; leave it out.",
-    "markup": "Say in the prompt what is to change, and where with a mask.",
-}
-_FOR_EDITS = "It belongs to edits: send it with an 'image' to /v1/images/edits, or in a job."
-# those that only edits have
-REFUSED_WITHOUT_IMAGE: dict[str, str] = dict.fromkeys(
-    ("image", "images", "mask", "input_fidelity", "strength", "feather_px", "paste_back", "crop"),
-    _FOR_EDITS,
-)
+# registered names are shorter; in a process of its own, `generate` names files by their paths
+_MAX_LORA_CHARS = 512
+_MAX_SOURCE_CHARS = 1000
+_MAX_CONTROLNET_CHARS = 64
+_SIZE = r"^(auto|[1-9][0-9]{0,5}x[1-9][0-9]{0,5})$"
 
 
-class ImageGenerationRequest(BaseModel):
-    """What one call asks for; null and absent mean the same."""
+def optional(description: str, **bounds: Any) -> Any:
+    """Return a field that may be left out."""
+    return Field(None, description=description, **bounds)
+
+
+class CallFields(BaseModel):
+    """The fields of some call; null and absent mean the same."""
 
     # further fields, which hold images and are checked elsewhere
     image_fields: ClassVar[tuple[str, ...]] = ()
 
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+
+class LoraChoice(CallFields):
+    """A LoRA that a call names, and its weight."""
+
+    name: str = Field(
+        min_length=1, max_length=_MAX_LORA_CHARS, description="One that `GET /v1/loras` lists."
+    )
+    scale: float | None = optional(
+        "Weight; 1 if absent, and 0 is as without it.", ge=-MAX_LORA_SCALE, le=MAX_LORA_SCALE
+    )
+
+    @property
+    def weight(self) -> float:
+        """How often its difference to the base counts."""
+        return 1.0 if self.scale is None else float(self.scale)
+
+
+class ControlNetChoice(CallFields):
+    """A ControlNet that a call names, beside the image that it follows."""
+
+    image_fields: ClassVar[tuple[str, ...]] = ("image",)
+
+    name: str = Field(
+        min_length=1,
+        max_length=_MAX_CONTROLNET_CHARS,
+        description="One that `GET /v1/controlnets` lists.",
+    )
+    preprocess: str | None = optional(
+        "The detector that makes the map of the image, of those that "
+        "`GET /v1/controlnets` lists; `none` if absent: the image is a map.",
+        min_length=1,
+        max_length=_MAX_CONTROLNET_CHARS,
+    )
+    scale: float | None = optional(
+        "Weight; 1 if absent, and 0 is as without it.", ge=0, le=MAX_CONTROLNET_SCALE
+    )
+    start: float | None = optional(
+        "Share of the steps before which it does nothing; 0 if absent.", ge=0, lt=1
+    )
+    end: float | None = optional(
+        "Share of the steps after which it does nothing, above `start`; 1 if absent.", gt=0, le=1
+    )
+
+    @property
+    def detector(self) -> str:
+        """Name of the detector."""
+        return "none" if self.preprocess is None else self.preprocess
+
+    @property
+    def weight(self) -> float:
+        """How much its residuals count."""
+        return 1.0 if self.scale is None else float(self.scale)
+
+    @property
+    def span(self) -> tuple[float, float]:
+        """The shares of the steps between which it does something."""
+        first = 0.0 if self.start is None else float(self.start)
+        return first, 1.0 if self.end is None else float(self.end)
+
+
+class ImageGenerationRequest(CallFields):
+    """What one call asks for; null and absent mean the same."""
+
     model_config = ConfigDict(
-        extra="forbid",
-        strict=True,
-        frozen=True,
-        allow_inf_nan=False,
         json_schema_extra={
             "examples": [
                 {"prompt": "a red circle on a blue background", "size": "64x64"},
@@ -72,127 +131,108 @@ class ImageGenerationRequest(BaseModel):
     )
 
     prompt: str = Field(min_length=1, description="What the image shows; not empty.")
-    model: str | None = Field(
-        None,
-        description="A model that `GET /v1/models` lists; the first configured one if absent. "
-        "`BASE:NAME` is the model BASE with the LoRA NAME.",
+    model: str | None = optional(
+        "A model that `GET /v1/models` lists; the first configured one if absent. "
+        "`BASE:NAME` is the model BASE with the LoRA NAME."
     )
-    n: int | None = Field(
-        None, ge=1, description="Number of images, 1 if absent; image i is made with `seed + i`."
+    n: int | None = optional(
+        "Number of images, 1 if absent; image i is made with `seed + i`.", ge=1
     )
-    size: str | None = Field(
-        None,
-        pattern=r"^(auto|[1-9][0-9]{0,5}x[1-9][0-9]{0,5})$",
-        description="`auto` or WIDTHxHEIGHT in pixels, in the steps and bounds of the model.",
+    size: str | None = optional(
+        "`auto` or WIDTHxHEIGHT in pixels, in the steps and bounds of the model.", pattern=_SIZE
     )
-    response_format: Literal["b64_json", "url"] | None = Field(
-        None,
-        description="`b64_json` if absent: images come in the reply; `url`: links to them do, "
-        "which hold for a while. Jobs always give links.",
+    response_format: Literal["b64_json", "url"] | None = optional(
+        "`b64_json` if absent: images come in the reply; `url`: links to them do, "
+        "which hold for a while. Jobs always give links."
     )
-    output_format: ImageFormat | None = Field(
-        None, description="How images are coded; `png` if absent."
+    output_format: ImageFormat | None = optional("How images are coded; `png` if absent.")
+    output_compression: int | None = optional(
+        "Quality of jpeg and webp in percent; 100 if absent. A png has 100.", ge=0, le=100
     )
-    output_compression: int | None = Field(
-        None,
-        ge=0,
-        le=100,
-        description="Quality of jpeg and webp in percent; 100 if absent. A png has 100.",
-    )
-    quality: Quality | None = Field(
-        None,
-        description="Of a cascade: `low` takes its light model alone, `high`, `hd`, `xhigh` and "
+    quality: Quality | None = optional(
+        "Of a cascade: `low` takes its light model alone, `high`, `hd`, `xhigh` and "
         "`max` its heavy one, all others either. It changes nothing else: `num_inference_steps` "
-        "sets the effort.",
+        "sets the effort."
     )
-    style: Literal["vivid", "natural"] | None = Field(
-        None, description="Changes nothing: say the style in the prompt."
+    style: Literal["vivid", "natural"] | None = optional(
+        "Changes nothing: say the style in the prompt."
     )
-    background: Literal["auto", "opaque"] | None = Field(
-        None, description="Changes nothing: images are opaque."
+    background: Literal["auto", "opaque"] | None = optional("Changes nothing: images are opaque.")
+    moderation: Literal["auto", "low"] | None = optional("Changes nothing: nothing is moderated.")
+    stream: bool | None = optional(
+        "Answer with events: previews, and the image at last. Needs `n: 1`."
     )
-    moderation: Literal["auto", "low"] | None = Field(
-        None, description="Changes nothing: nothing is moderated."
-    )
-    stream: bool | None = Field(
-        None,
-        description="Answer with events: previews, and the image at last. Needs `n: 1`.",
-    )
-    partial_images: int | None = Field(
-        None,
+    partial_images: int | None = optional(
+        "Previews of the image on the way; fewer where there are not enough steps. "
+        "With `stream`, or in a job, whose events link to them.",
         ge=0,
         le=MAX_PREVIEWS,
-        description="Previews of the image on the way; fewer where there are not enough steps. "
-        "With `stream`, or in a job, whose events link to them.",
     )
     user: str | None = Field(None, description="Changes nothing: nothing is kept of it.")
-    safety_identifier: str | None = Field(
-        None, description="Changes nothing: nothing is kept of it."
-    )
+    safety_identifier: str | None = optional("Changes nothing: nothing is kept of it.")
 
-    negative_prompt: str | None = Field(
-        None, description="(extension) What the image shall not show; needs `guidance_scale` > 1."
+    negative_prompt: str | None = optional(
+        "(extension) What the image shall not show; needs `guidance_scale` > 1."
     )
-    seed: int | None = Field(
-        None,
+    seed: int | None = optional(
+        "(extension) The same seed and values give the same image; random if absent.",
         ge=0,
         le=MAX_SEED,
-        description="(extension) The same seed and values give the same image; random if absent.",
     )
-    num_inference_steps: int | None = Field(
-        None, ge=1, description="(extension) Denoising steps, within the sampler's bound."
+    num_inference_steps: int | None = optional(
+        "(extension) Denoising steps, within the sampler's bound.", ge=1
     )
-    min_inference_steps: int | None = Field(
-        None,
-        ge=1,
-        description="(extension) The image may be made with fewer steps, down to this number, "
+    min_inference_steps: int | None = optional(
+        "(extension) The image may be made with fewer steps, down to this number, "
         "if it or waiting requests of others would be late otherwise; the reply says how many.",
+        ge=1,
     )
-    fidelity: Fidelity | None = Field(
-        None,
-        description="(extension) `exact` (the default): the image with all its steps. `balanced` "
+    fidelity: Fidelity | None = optional(
+        "(extension) `exact` (the default): the image with all its steps. `balanced` "
         "and `fast`: with as few as the model needs for an SSIM of 0.95 or 0.85 to that image, "
-        "where they were measured; `GET /v1/models` says for which.",
+        "where they were measured; `GET /v1/models` says for which."
     )
-    allow: list[Concession] | None = Field(
-        None,
-        description="(extension) What may be given up if it or waiting requests of others would be "
+    allow: list[Concession] | None = optional(
+        "(extension) What may be given up if it or waiting requests of others would be "
         "late otherwise: `fidelity`, down to `fast`; `steps`, down to `min_inference_steps`, which "
-        "alone allows it, too. Nothing if absent.",
+        "alone allows it, too. Nothing if absent."
     )
-    guidance_scale: float | None = Field(
-        None,
+    guidance_scale: float | None = optional(
+        "(extension) Weight of classifier-free guidance; off at 1 and below.",
         ge=0,
         le=MAX_GUIDANCE_SCALE,
-        description="(extension) Weight of classifier-free guidance; off at 1 and below.",
     )
     sampler: SamplerName | None = Field(None, description="(extension) Sampler.")
-    loras: LoraChoices = None
-    lora_start_step: LoraStartStep = None
-    controlnets: ControlChoices = None
-    priority: int | None = Field(
-        None,
+    loras: list[LoraChoice] | None = optional(
+        "(extension) LoRAs of the model, with their weights; none if absent.", max_length=MAX_LORAS
+    )
+    lora_start_step: int | None = optional(
+        "(extension) How many of the image's first steps are made without its LoRAs; "
+        "0 if absent. With a `fidelity` other than `exact` the service chooses it.",
+        ge=0,
+    )
+    controlnets: list[ControlNetChoice] | None = optional(
+        "(extension) ControlNets of the model, each with the image that it follows; "
+        "none if absent.",
+        max_length=MAX_CONTROLNETS,
+    )
+    priority: int | None = optional(
+        "(extension) Higher is served first; 0 if absent. Above 0 it needs an API key "
+        "with the role `operate`, where the service has keys.",
         ge=-100,
         le=100,
-        description="(extension) Higher is served first; 0 if absent. Above 0 it needs an API key "
-        "with the role `operate`, where the service has keys.",
     )
-    slo_s: float | None = Field(
-        None,
-        gt=0,
-        le=86400,
-        description="(extension) Seconds from arrival to the deadline; the service's if absent.",
+    slo_s: float | None = optional(
+        "(extension) Seconds from arrival to the deadline; the service's if absent.", gt=0, le=86400
     )
-    when_late: WhenLate | None = Field(
-        None,
-        description="(extension) `refuse` answers 429 at once if the images would probably miss "
+    when_late: WhenLate | None = optional(
+        "(extension) `refuse` answers 429 at once if the images would probably miss "
         "their deadline, or make others miss theirs, and 400 if even an idle service could not "
-        "meet the deadline; `accept` (the default) makes them anyway.",
+        "meet the deadline; `accept` (the default) makes them anyway."
     )
-    metadata: bool | None = Field(
-        None,
-        description="(extension) Whether a png carries its recipe as text; true if absent. Other "
-        "formats carry none.",
+    metadata: bool | None = optional(
+        "(extension) Whether a png carries its recipe as text; true if absent. Other "
+        "formats carry none."
     )
 
 
@@ -215,34 +255,28 @@ class ImageEditRequest(ImageGenerationRequest):
     )
     image_fields: ClassVar[tuple[str, ...]] = ("image", "mask")
 
-    strength: float | None = Field(
-        None,
+    strength: float | None = optional(
+        "(extension) How much of the noise schedule is run: the higher, the less is "
+        "kept of the image. 1 if absent with a mask, 0.8 without.",
         gt=0,
         le=1,
-        description="(extension) How much of the noise schedule is run: the higher, the less is "
-        "kept of the image. 1 if absent with a mask, 0.8 without.",
     )
-    input_fidelity: Literal["high", "low"] | None = Field(
-        None,
-        description="`low` is the strength if absent; `high` keeps more: 0.8 with a mask, 0.4 "
-        "without.",
+    input_fidelity: Literal["high", "low"] | None = optional(
+        "`low` is the strength if absent; `high` keeps more: 0.8 with a mask, 0.4 without."
     )
-    feather_px: int | None = Field(
-        None,
+    feather_px: int | None = optional(
+        "(extension) Width of the border within the mask over which the edit is "
+        "blended into the image; 0 if absent.",
         ge=0,
         le=MAX_FEATHER_PX,
-        description="(extension) Width of the border within the mask over which the edit is "
-        "blended into the image; 0 if absent.",
     )
-    paste_back: bool | None = Field(
-        None,
-        description="(extension) Whether pixels outside the mask stay the image's own, bit for "
-        "bit; true if absent.",
+    paste_back: bool | None = optional(
+        "(extension) Whether pixels outside the mask stay the image's own, bit for "
+        "bit; true if absent."
     )
-    crop: Literal["auto"] | None = Field(
-        None,
-        description="(extension) `auto`: the model sees only the mask's surroundings, at their own "
-        "size, and the edit is pasted back into the whole image.",
+    crop: Literal["auto"] | None = optional(
+        "(extension) `auto`: the model sees only the mask's surroundings, at their own "
+        "size, and the edit is pasted back into the whole image."
     )
 
 
@@ -255,100 +289,65 @@ class ImageVariationRequest(ImageEditRequest):
     prompt: str = Field("", description="What the image shows; may be left out.")
 
 
-class ImageTiming(BaseModel):
-    """Seconds that one image took; waiting between stages counts to the later one."""
+class FileUpload(CallFields):
+    """What uploads a file, beside the file itself."""
 
-    queue_s: float
-    encode_s: float
-    denoise_s: float
-    decode_s: float
-    total_s: float = Field(description="From arrival at the dispatcher to completion.")
+    purpose: Literal["vision"] = Field(description="OpenAI's; `vision`: an image.")
 
 
-class ImageFidelity(BaseModel):
-    """How near an image is to the exact one with the same seed, and what was done for it."""
+class LoraRegistration(CallFields):
+    """What registers a LoRA; null and absent mean the same."""
 
-    asked: Fidelity
-    got: Fidelity | None = Field(
-        description="The best mode whose promise its steps keep; null if it is not known of any."
-    )
-    steps_asked: int = Field(description="Of the exact image.")
-    steps_computed: int = Field(description="Steps that were computed whole.")
-    steps_reused: int = Field(
-        description="Further steps, whose inner blocks' activations are those of an earlier step."
-    )
-    max_ssim_loss: float | None = Field(
-        description="The budget: how much SSIM the worst image may lose, by what the call asked "
-        "for and allowed; null where min_inference_steps sets no bound that is known."
-    )
-    budget_spent: float | None = Field(
-        description="Share of that, by the worst image measured with so few steps; null if unknown."
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {"name": "pastel", "base": "shapes-sd", "source": "builtin:pastel"},
+                {
+                    "name": "sketch",
+                    "base": "shapes-sd",
+                    "source": "/models/loras/sketch.safetensors",
+                    "pinned": True,
+                },
+            ]
+        },
     )
 
+    name: str = Field(
+        pattern=f"^{LORA_NAME.pattern}$",
+        description="How calls choose it: letters, digits, `.`, `_` and `-`.",
+    )
+    base: str = Field(min_length=1, description="The model that it is made for.")
+    source: str = Field(
+        min_length=1,
+        max_length=_MAX_SOURCE_CHARS,
+        description="Where its file is: `builtin:NAME`, a path, a URL, or `hf:OWNER/NAME`. The "
+        "service's configuration says what is allowed (`loras.sources`).",
+    )
+    sha256: str | None = optional(
+        "Digest of the file; another file is refused. Any will do if absent.",
+        pattern="^[0-9a-f]{64}$",
+    )
+    pinned: bool | None = optional("Whether it is fetched at once and never removed to make space.")
 
-class EditCard(BaseModel):
-    """How an image was edited."""
 
-    strength: float = Field(description="How much of the noise schedule was run.")
-    mask_ratio: float = Field(description="Share of what the model saw that was edited.")
-    crop: list[int] | None = Field(
-        description="What the model saw of the image: left, top, width and height in pixels; null "
-        "for all of it."
+class PreprocessRequest(CallFields):
+    """What one call for a map asks for, beside its image; null and absent mean the same."""
+
+    image_fields: ClassVar[tuple[str, ...]] = ("image",)
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [{"image": "iVBORw0KGgo...", "preprocess": "canny", "size": "64x64"}]
+        },
     )
 
-
-class ImageDetails(BaseModel):
-    """What replies say of an image beside the image itself."""
-
-    seed: int = Field(description="(extension) Makes this image again, with `n: 1`.")
-    num_inference_steps: int = Field(
-        description="(extension) Steps that it was made with; of an edit those of the whole "
-        "schedule, of which its strength leaves the last."
+    preprocess: str = Field(
+        min_length=1,
+        max_length=_MAX_CONTROLNET_CHARS,
+        description="The detector, of those that `GET /v1/controlnets` lists.",
     )
-    fidelity: ImageFidelity = Field(description="(extension) How near it is to the exact image.")
-    timing: ImageTiming | None = Field(
-        None, description="(extension) Absent where a dispatcher died before it could be noted."
+    size: str | None = optional(
+        "WIDTHxHEIGHT of the map in pixels, to which the image is brought first; "
+        "the image's own if absent or `auto`.",
+        pattern=_SIZE,
     )
-    cascade: CascadeCard | None = Field(
-        None, description="(extension) How a cascade made it; absent for a single model."
-    )
-    edit: EditCard | None = Field(
-        None, description="(extension) How it was edited; absent for an image from text."
-    )
-    loras: LoraCards = None
-    lora_start_step: LoraStarted = None
-    controlnets: ControlCards = None
-
-
-class GeneratedImage(ImageDetails):
-    """One image."""
-
-    b64_json: str | None = Field(None, description="The coded image in base64.")
-    url: str | None = Field(None, description="Where the image is, with `response_format: url`.")
-
-
-class Deadline(BaseModel):
-    """(extension) The deadline of the call, and whether it was met."""
-
-    slo_s: float = Field(description="Seconds from arrival to the deadline.")
-    elapsed_s: float = Field(description="Seconds from arrival until the last image was done.")
-    met: bool
-
-
-class ImagesResponse(BaseModel):
-    """OpenAI's ImagesResponse with extensions.
-
-    ``usage``, which OpenAI leaves optional, is absent: nothing is billed in tokens.
-    """
-
-    created: int = Field(description="Unix time in seconds.")
-    model: str = Field(description="(extension) The model or cascade that made the images.")
-    background: Literal["opaque"]
-    output_format: ImageFormat
-    quality: Literal["auto", "low", "high"] = Field(
-        description="`low` and `high` where it chose a cascade's model; the effort is the number "
-        "of steps."
-    )
-    size: str = Field(description="WIDTHxHEIGHT")
-    deadline: Deadline
-    data: list[GeneratedImage]

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from starlette.requests import Request
 
 from ray_cluster.api.access.auth import caller_of, owner_of
+from ray_cluster.api.advice import REFUSED_MASK, missing, refused, wrong
 from ray_cluster.api.errors import unavailable
 from ray_cluster.api.input.bounded_body import BodyMemory
-from ray_cluster.api.input.controlnet_schema import MAX_CONTROLS
-from ray_cluster.api.input.file_ids import FILE_PREFIX
-from ray_cluster.api.input.form_reader import MoreFiles, Uploads, once, store_fails
-from ray_cluster.api.input.image_store import ClientInputs, StoredBytes
-from ray_cluster.api.input.schemas import MAX_INPUT_IMAGES, ImageEditRequest
-from ray_cluster.api.input.validation import describe, refused
+from ray_cluster.api.input.form_reader import MoreFiles, Uploads, once
+from ray_cluster.api.input.image_store import FILE_PREFIX, ClientInputs, StoredBytes
+from ray_cluster.api.input.schemas import (
+    MAX_CONTROLNETS,
+    MAX_INPUT_IMAGES,
+    ImageEditRequest,
+    ImageGenerationRequest,
+)
+from ray_cluster.api.input.strict_json import typed_texts
+from ray_cluster.api.input.validation import describe
 from ray_cluster.api.resolve.edits import EditImages
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
@@ -35,7 +40,6 @@ from ray_cluster.storage.inputs import InputStore
 logger = logging.getLogger(__name__)
 
 _CHECK_ERRORS: tuple[type[Exception], ...] = (RequestFailed, *MODEL_ERRORS)
-_IMAGE_FIELDS = ("image", "images", "mask")
 # of OpenAI's object around an image
 _OBJECT_KEYS = ({"image_url"}, {"file_id"})
 
@@ -60,30 +64,24 @@ class ImageChecks(Protocol):
     ) -> Future[ControlMap]: ...
 
 
-class ImageTexts(NamedTuple):
-    """The images of a JSON body, in base64 or as ``data:`` URLs.
+@dataclass(frozen=True, slots=True)
+class SentCall:
+    """The body of a call, its images apart.
 
     Attributes:
-        param: the field that the image is in, for errors.
+        body: the values of its fields.
+        controlnet_images: of its ControlNets, None where there is none.
+        image: of an edit: a text of JSON, or what a form held, in the input store.
+        param: the field that it is in, for errors.
+        files: further images of a form, by the names of their parts; None for JSON.
     """
 
-    image: str
-    mask: str | None
-    param: str
-
-
-class EditForm(NamedTuple):
-    """What the form of an edit held.
-
-    Attributes:
-        texts: by name.
-        files: further images, by the names of their parts.
-    """
-
-    texts: dict[str, str]
-    image: BlobRef
-    mask: BlobRef | None
-    files: dict[str, BlobRef]
+    body: dict[str, Any]
+    controlnet_images: list[object]
+    image: str | BlobRef | None = None
+    mask: str | BlobRef | None = None
+    param: str = "image"
+    files: dict[str, BlobRef] | None = None
 
 
 class MadeMap(NamedTuple):
@@ -116,8 +114,8 @@ class SentImages:
 
     async def read_form(
         self, request: Request, limits: LimitsConfig, kind: type[ImageEditRequest]
-    ) -> EditForm:
-        """Read the form of an edit.
+    ) -> SentCall:
+        """Read the form of an edit; its images are stored while they arrive.
 
         Args:
             kind: of its fields.
@@ -126,7 +124,7 @@ class SentImages:
             ApiError, InvalidRequest: see :meth:`Uploads.read_form`; or it has no image.
         """
         most = {"image": MAX_INPUT_IMAGES, "mask": 1}
-        more = MoreFiles(MAX_CONTROLS, frozenset(kind.model_fields))
+        more = MoreFiles(MAX_CONTROLNETS, frozenset(kind.model_fields))
         with self.memory.form(request):
             form = await self._uploads(request, limits).read_form(request, most, more)
         if not form.images.get("image"):
@@ -134,8 +132,9 @@ class SentImages:
         [image] = form.images["image"]
         mask = form.images.get("mask", (None,))[0]
         if mask is not None and "mask" not in kind.image_fields:
-            raise _no_mask()
-        return EditForm(form.texts, image, mask, form.files)
+            raise refused("mask", REFUSED_MASK)
+        body = typed_texts(form.texts, kind)
+        return SentCall(body, _take_controlnet_images(body), image, mask, files=form.files)
 
     async def read_one(
         self, request: Request, name: str, limits: LimitsConfig
@@ -155,7 +154,7 @@ class SentImages:
     async def check_one(
         self, request: Request, image: BlobRef, param: str, limits: LimitsConfig
     ) -> ImageFacts:
-        """Decode a stored image and return what it is; errors are those of :meth:`check`."""
+        """Decode a stored image and return what it is; errors are those of :meth:`of_edit`."""
         data, most = self._fetch_of(request, image), limits.max_input_pixels
         return await _answer(self._checks.image_facts, data, param, most, caller_of(request))
 
@@ -163,27 +162,14 @@ class SentImages:
         """Return when a client has sent an image, in Unix time; None if it is not there (any more).
 
         Raises:
-            ApiError: 503 where the input store fails.
+            BlobStoreError: the input store fails.
         """
-        try:
-            return await asyncio.to_thread(self._inputs.sent_s, owner_of(request), image)
-        except BlobStoreError as error:
-            raise store_fails(error) from error
+        return await asyncio.to_thread(self._inputs.sent_s, owner_of(request), image)
 
     @property
     def grace_s(self) -> float:
         """Seconds for which what is sent is kept at least."""
         return self._inputs.grace_s
-
-    async def store(
-        self, request: Request, texts: ImageTexts, limits: LimitsConfig
-    ) -> tuple[BlobRef, BlobRef | None]:
-        """Store the images of a JSON body; errors are those of :meth:`Uploads.store_text`."""
-        image = await self.store_one(request, texts.image, texts.param, limits)
-        mask = None
-        if texts.mask is not None:
-            mask = await self.store_one(request, texts.mask, "mask", limits)
-        return image, mask
 
     async def store_one(
         self, request: Request, text: str, param: str, limits: LimitsConfig
@@ -192,16 +178,21 @@ class SentImages:
         uploads = self._uploads(request, limits)
         return await uploads.store_text(owner_of(request), text, param)
 
-    async def check(
-        self, request: Request, image: BlobRef, mask: BlobRef | None, limits: LimitsConfig
-    ) -> EditImages:
-        """Decode the images and return what they are.
+    async def of_edit(self, request: Request, sent: SentCall, limits: LimitsConfig) -> EditImages:
+        """Store the images of an edit where they are not yet, decode them and return what they are.
 
         Raises:
-            ApiError: 503 where the input store fails, or there is nothing to decode them.
-            InvalidRequest: one of them cannot be decoded, has too many pixels or several frames;
-                the mask has no alpha, or leaves nothing to edit.
+            ApiError: an image is too large; 503 where there is nothing to decode them.
+            BlobStoreError: the input store fails.
+            InvalidRequest: one of them is no image, cannot be decoded, has too many pixels or
+                several frames; the mask has no alpha, or leaves nothing to edit.
         """
+        assert sent.image is not None, "an edit has an image"
+        image, mask = sent.image, sent.mask
+        if isinstance(image, str):
+            image = await self.store_one(request, image, sent.param, limits)
+        if isinstance(mask, str):
+            mask = await self.store_one(request, mask, "mask", limits)
         image_facts = await self.check_one(request, image, "image", limits)
         if mask is None:
             return EditImages(image, image_facts)
@@ -216,19 +207,16 @@ class SentImages:
         """Have a ControlNet's map made of a stored image, and store it.
 
         Raises:
-            ApiError: 503 where the input store fails, or there is nothing to decode the image.
+            ApiError: 503 where there is nothing to decode the image.
+            BlobStoreError: the input store fails.
             InvalidRequest: it cannot be decoded, has too many pixels or several frames; or the
                 detector cannot be run.
         """
         data, most = self._fetch_of(request, image), limits.max_input_pixels
         order = replace(order, folder=self.detectors.folder)
         made = await _answer(self._checks.control_map, data, order, most, caller_of(request))
-        try:
-            ref = await self._inputs_of(request, limits).put(
-                owner_of(request), once(made.png), max_bytes=len(made.png)
-            )
-        except BlobStoreError as error:
-            raise store_fails(error) from error
+        inputs, owner = self._inputs_of(request, limits), owner_of(request)
+        ref = await inputs.put(owner, once(made.png), max_bytes=len(made.png))
         return MadeMap(ref, made)
 
     def _uploads(self, request: Request, limits: LimitsConfig) -> Uploads:
@@ -261,8 +249,6 @@ async def _answer(submit: Callable[P, Future[T]], *args: P.args, **kwargs: P.kwa
             "images end, then try again.",
             "too_many_checks",
         ) from error
-    except BlobStoreError as error:
-        raise store_fails(error) from error
     except _CHECK_ERRORS as error:
         logger.error("an image that a client sends is not checked: %r", error)
         raise unavailable(
@@ -270,44 +256,44 @@ async def _answer(submit: Callable[P, Future[T]], *args: P.args, **kwargs: P.kwa
         ) from error
 
 
-def has_images(body: Mapping[str, Any]) -> bool:
-    """Whether a JSON body is that of an edit."""
-    return body.get("image") is not None or body.get("images") is not None
-
-
-def take_image_texts(body: dict[str, Any], *, has_mask: bool) -> ImageTexts:
-    """Take the images out of a JSON body, in either spelling, and return them.
+def take_images(body: dict[str, Any], kind: type[ImageGenerationRequest]) -> SentCall:
+    """Take the images out of a JSON body, in either spelling, and return both.
 
     Args:
-        has_mask: whether it may have one.
+        kind: of its fields; images are taken of an edit, and of ControlNets.
 
     Raises:
-        InvalidRequest: there is none, there are too many, or one is not a text.
+        InvalidRequest: an edit has none, or too many, or one is not a text.
     """
-    given = {name: body.pop(name, None) for name in _IMAGE_FIELDS}
-    image, images, mask = (given[name] for name in _IMAGE_FIELDS)
+    if not issubclass(kind, ImageEditRequest):
+        return SentCall(body, _take_controlnet_images(body))
+    image, images, mask = (body.pop(name, None) for name in ("image", "images", "mask"))
     if image is not None and images is not None:
-        raise InvalidRequest(
-            "The parameters 'image' and 'images' say the same; leave one of them out.", "images"
-        )
-    name = "image" if images is None else "images"
-    several = given[name]
-    if several is None:
-        raise _no_image()
-    if not isinstance(several, list):
-        several = [several]
-    if not several:
+        raise wrong("images", "and 'image' say the same", "leave one out")
+    name, given = ("image", image) if images is None else ("images", images)
+    several = given if isinstance(given, list) else [given]
+    if given is None or not several:
         raise _no_image()
     if len(several) > MAX_INPUT_IMAGES:
-        raise InvalidRequest(
-            f"The parameter {name!r} holds {len(several)} images; an edit takes "
-            f"{MAX_INPUT_IMAGES}. Send one.",
-            name,
-        )
-    if mask is not None and not has_mask:
-        raise _no_mask()
-    text = None if mask is None else image_text(mask, "mask")
-    return ImageTexts(image_text(several[0], name), text, name)
+        raise wrong(name, f"holds {len(several)} images; an edit takes {MAX_INPUT_IMAGES}")
+    if mask is not None and "mask" not in kind.image_fields:
+        raise refused("mask", REFUSED_MASK)
+    mask_text = None if mask is None else image_text(mask, "mask")
+    image_of = image_text(several[0], name)
+    return SentCall(body, _take_controlnet_images(body), image_of, mask_text, name)
+
+
+def _take_controlnet_images(body: dict[str, Any]) -> list[object]:
+    """Take the images out of a body's ControlNets and return them, None where there is none.
+
+    What is no list of objects is left as it is, for the check of the fields.
+    """
+    entries = body.get("controlnets")
+    if not isinstance(entries, list):
+        return []
+    objects = [dict(one) if isinstance(one, dict) else one for one in entries]
+    body["controlnets"] = objects
+    return [one.pop("image", None) if isinstance(one, dict) else None for one in objects]
 
 
 def image_text(value: object, name: str) -> str:
@@ -316,49 +302,29 @@ def image_text(value: object, name: str) -> str:
     Raises:
         InvalidRequest: it is neither; names ``name``.
     """
+    allowed = "must be base64, a data URL or the id of an uploaded file"
     if isinstance(value, dict):
         if set(value) not in _OBJECT_KEYS:
-            raise InvalidRequest(
-                f"The parameter {name!r} must be base64, a data URL, the id of an uploaded file, "
-                "or an object with 'image_url' or 'file_id' alone; given an object with "
-                f"{describe(', '.join(map(str, value)))}.",
-                name,
-            )
+            keys = describe(", ".join(map(str, value)))
+            allowed = f"{allowed}, or an object with 'image_url' or 'file_id' alone"
+            raise wrong(name, f"{allowed}; given an object with {keys}")
         [(key, value)] = value.items()
         if key == "file_id" and not (isinstance(value, str) and value.startswith(FILE_PREFIX)):
-            raise InvalidRequest(
-                f"The parameter {name!r} has a 'file_id' that is no id of a file: "
-                f"{describe(value)}. POST /v1/files returns ids; they begin with {FILE_PREFIX!r}.",
-                name,
+            hint = f"POST /v1/files returns ids; they begin with {FILE_PREFIX!r}."
+            raise wrong(
+                name, f"has a 'file_id' that is no id of a file: {describe(value)}", more=hint
             )
     if not isinstance(value, str):
-        raise InvalidRequest(
-            f"The parameter {name!r} must be base64, a data URL or the id of an uploaded file; "
-            f"given {describe(value)}.",
-            name,
-            "invalid_type",
-        )
+        raise wrong(name, f"{allowed}; given {describe(value)}", code="invalid_type")
     return value
 
 
 def no_file(name: str) -> InvalidRequest:
     """Return the error of a call whose one image is missing."""
-    return InvalidRequest(
-        f"The parameter {name!r} is required: send an image, of a form as a file (with curl: -F "
-        f"{name}=@photo.png).",
-        name,
-        "missing_required_parameter",
-    )
+    how = f"send an image, of a form as a file (with curl: -F {name}=@photo.png)"
+    return missing(name, how)
 
 
 def _no_image() -> InvalidRequest:
-    return InvalidRequest(
-        "The parameter 'image' is required: send the image to edit. For images from text alone use "
-        "/v1/images/generations.",
-        "image",
-        "missing_required_parameter",
-    )
-
-
-def _no_mask() -> InvalidRequest:
-    return refused("mask", "Variations have none; an edit of a part goes to /v1/images/edits.")
+    how = "send the image to edit. For images from text alone use /v1/images/generations"
+    return missing("image", how)

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
-from ray_cluster.api.errors import from_failure
-from ray_cluster.api.output.refusals import from_refusal
+from ray_cluster.api.output.error_answers import from_failure, from_refusal
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.protocol.outcomes import Completed, Outcome, Preview

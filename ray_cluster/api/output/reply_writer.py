@@ -1,4 +1,4 @@
-"""Writes the reply of a finished call.
+"""Writes finished images, and jobs, as replies show them.
 
 Base64 holds the GIL (a thread would stop the event loop just as long): 2.3 ms per MB on a laptop
 core, and ``json.dumps`` of its result another 6. So images are coded in slices, with the loop
@@ -14,16 +14,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ray_cluster.api.input.controlnet_schema import ControlCard
-from ray_cluster.api.input.lora_schema import LoraCard
-from ray_cluster.api.input.schemas import EditCard
-from ray_cluster.api.output.cascade_reply import cascade_card
-from ray_cluster.api.resolve.fidelity import fidelity_of
+from ray_cluster.api.output.error_answers import from_failure
+from ray_cluster.api.output.image_schemas import (
+    CascadeCard,
+    ControlNetUseCard,
+    EditCard,
+    ImageFidelity,
+    ImageTiming,
+    LoraCard,
+    StageCard,
+)
+from ray_cluster.api.output.resource_schemas import (
+    ErrorDetail,
+    JobDeadline,
+    JobImage,
+    JobPreview,
+    JobResponse,
+)
+from ray_cluster.policies.fidelity import Terms
+from ray_cluster.protocol.jobs import Job, JobView, StoredImage
 from ray_cluster.protocol.outcomes import CascadeAnswer, Completed
 from ray_cluster.requests import ImageRequest, Timing, with_steps
 
 # a multiple of 3, so that the codes of slices join; about 1 ms of work
 _SLICE_BYTES = 3 * 128 * 1024
+
+UrlOf = Callable[[str], str]
+"""Returns the URL of a stored image by its file id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +158,7 @@ def details_of(image: RepliedImage) -> dict[str, Any]:
         details["loras"] = [one.model_dump() for one in loras]
     if start := request.add_ons.lora_start_step:
         details["lora_start_step"] = start
-    if controls := control_cards(request):
+    if controls := controlnet_cards(request):
         details["controlnets"] = [one.model_dump() for one in controls]
     return details
 
@@ -151,16 +168,11 @@ def lora_cards(request: ImageRequest) -> list[LoraCard]:
     return [LoraCard(name=one.name, scale=one.scale) for one in request.add_ons.loras]
 
 
-def control_cards(request: ImageRequest) -> list[ControlCard]:
+def controlnet_cards(request: ImageRequest) -> list[ControlNetUseCard]:
     """Return the ControlNets that an image follows."""
+    names = ControlNetUseCard.model_fields
     return [
-        ControlCard(
-            name=one.name,
-            scale=one.scale,
-            start=one.start,
-            end=one.end,
-            preprocess=one.preprocess,
-        )
+        ControlNetUseCard(**{name: getattr(one, name) for name in names})
         for one in request.add_ons.controls
     ]
 
@@ -173,3 +185,130 @@ def edit_card(request: ImageRequest) -> EditCard | None:
     box = edit.window
     crop = None if box is None else [box.left_px, box.top_px, box.width_px, box.height_px]
     return EditCard(strength=edit.strength, mask_ratio=round(edit.mask_ratio, 6), crop=crop)
+
+
+def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
+    """Return a job as its client sees it.
+
+    Args:
+        now_s: Unix time.
+    """
+    job, first = view.job, view.job.requests[0]
+    open_images = [one for one in view.progress if one is not None]
+    is_done = job.state == "completed"
+    num_made = len(job.requests) if is_done else view.num_made
+    waits = [one.position for one in open_images if one.position is not None]
+    predictions = [one.predicted_s for one in open_images]
+    known = [one for one in predictions if one is not None]
+    images = zip(job.requests, job.images, strict=True) if is_done else ()
+    return JobResponse(
+        id=job.job_id,
+        state=job.state,
+        created=job.created_s,
+        finished=job.finished_s,
+        model=first.called_model,
+        prompt=first.prompt,
+        size=size_text(first),
+        loras=lora_cards(first),
+        controlnets=controlnet_cards(first),
+        n=len(job.requests),
+        step=sum(one.steps_done for one in open_images) + num_made * first.num_steps,
+        num_steps=len(job.requests) * first.num_steps,
+        fidelity=fidelity_of(first),
+        queue_position=min(waits, default=None),
+        predicted_finish=now_s + max(known) if known and len(known) == len(predictions) else None,
+        cascade_stages=[one.stage for one in open_images if one.stage is not None],
+        attempts=job.attempts + sum(one.attempts for one in open_images),
+        deadline=_deadline(job, now_s),
+        error=_error(job),
+        previews=_previews(view, url_of) if view.progress else [],
+        data=[_image(request, one, url_of) for request, one in images if one is not None],
+    )
+
+
+def _deadline(job: Job, now_s: float) -> JobDeadline:
+    end_s = job.finished_s if job.finished_s is not None else now_s
+    is_late = end_s - job.created_s > job.slo_s
+    met = None
+    if job.is_final or is_late:
+        met = job.state == "completed" and not is_late
+    return JobDeadline(slo_s=job.slo_s, met=met)
+
+
+def _error(job: Job) -> ErrorDetail | None:
+    if job.error is None:
+        return None
+    error = from_failure(job.error)
+    return ErrorDetail(message=error.message, type=error.type, param=error.param, code=error.code)
+
+
+def _previews(view: JobView, url_of: UrlOf) -> list[JobPreview]:
+    images = zip(view.job.requests, view.progress, strict=True)
+    return [
+        JobPreview(
+            url=url_of(request.preview_file_id(progress.preview.index)),
+            image=number,
+            index=progress.preview.index,
+            step=progress.preview.steps_done,
+        )
+        for number, (request, progress) in enumerate(images)
+        if progress is not None and progress.preview is not None
+    ]
+
+
+def _image(request: ImageRequest, image: StoredImage, url_of: UrlOf) -> JobImage:
+    timing, request = image.timing, as_made(request, image.num_steps, image.cascade)
+    return JobImage(
+        url=url_of(image.file_id),
+        seed=request.seed,
+        num_inference_steps=request.schedule_steps,
+        fidelity=fidelity_of(request),
+        num_bytes=image.num_bytes,
+        timing=None if timing is None else ImageTiming(**timing.as_dict(), total_s=timing.total_s),
+        cascade=None if image.cascade is None else cascade_card(image.cascade),
+        edit=edit_card(request),
+        lora_start_step=request.add_ons.lora_start_step or None,
+    )
+
+
+def cascade_card(answer: CascadeAnswer) -> CascadeCard:
+    """Return an answer as replies show it."""
+    return CascadeCard(
+        model=answer.model,
+        stage=answer.stage,
+        reason=answer.reason,
+        confidence=_rounded(answer.confidence),
+        threshold=_rounded(answer.threshold),
+        stages=[
+            StageCard(stage=one.stage, name=one.name, queue_s=queue_s, took_s=took_s)
+            for one in answer.stages
+            for queue_s, took_s in [(round(one.queue_s, 6), round(one.took_s, 6))]
+        ],
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 6)
+
+
+def fidelity_of(request: ImageRequest) -> ImageFidelity:
+    """Return an image's fidelity as replies show it.
+
+    Args:
+        request: with the steps that it is made with.
+    """
+    num_steps = request.num_steps
+    terms = request.terms or Terms("exact", num_steps, num_steps)
+    spent = terms.spent(num_steps)
+    num_reused = 0
+    if terms.reuse is not None:
+        num_reused = num_steps - terms.reuse.schedule.num_full(num_steps)
+    return ImageFidelity(
+        asked=terms.asked,
+        got=terms.fidelity(num_steps),
+        steps_asked=terms.num_steps,
+        steps_computed=num_steps - num_reused,
+        steps_reused=num_reused,
+        max_ssim_loss=terms.max_loss,
+        budget_spent=None if spent is None else round(spent, 3),
+    )

@@ -1,4 +1,4 @@
-"""The JSON of replies about models, jobs and errors."""
+"""The JSON of replies about models, jobs, files, LoRAs, ControlNets and errors."""
 
 from __future__ import annotations
 
@@ -6,11 +6,18 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
-from ray_cluster.api.input.controlnet_schema import ControlCard
-from ray_cluster.api.input.lora_schema import LoraCard
-from ray_cluster.api.input.schemas import EditCard, ImageFidelity, ImageTiming
-from ray_cluster.api.output.cascade_reply import CascadeCard
+from ray_cluster.api.input.schemas import optional
+from ray_cluster.api.output.image_schemas import (
+    CascadeCard,
+    ControlNetUseCard,
+    EditCard,
+    ImageFidelity,
+    ImageTiming,
+    LoraCard,
+)
+from ray_cluster.errors import without_password
 from ray_cluster.protocol.jobs import JobState
+from ray_cluster.protocol.loras import LoraState, LoraStatus
 from ray_cluster.protocol.outcomes import CascadeStage
 from ray_cluster.requests import EditKind, SamplerName
 
@@ -21,8 +28,8 @@ class StepsByFidelity(BaseModel):
     asked: int = Field(description="Fewer that stand in no row take the next one.")
     balanced: int
     fast: int
-    balanced_reuse: str | None = Field(
-        None, description="The schedule by which some of these steps reuse activations."
+    balanced_reuse: str | None = optional(
+        "The schedule by which some of these steps reuse activations."
     )
     fast_reuse: str | None = Field(None, description="Likewise.")
 
@@ -68,8 +75,8 @@ class ModelCard(BaseModel):
         description="(extension) Where `fidelity` can be other than `exact`; null: nowhere."
     )
     controlnets: list[str] = Field([], description="(extension) The ControlNets made for it.")
-    cascade: CascadeParts | None = Field(
-        None, description="(extension) Of a cascade; its bounds are those of its heavy model."
+    cascade: CascadeParts | None = optional(
+        "(extension) Of a cascade; its bounds are those of its heavy model."
     )
 
 
@@ -122,8 +129,8 @@ class JobImage(BaseModel):
     )
     cascade: CascadeCard | None = Field(None, description="How a cascade made it; null likewise.")
     edit: EditCard | None = Field(None, description="How it was edited; null if from text.")
-    lora_start_step: int | None = Field(
-        None, description="How many of its first steps were made without its LoRAs; null for none."
+    lora_start_step: int | None = optional(
+        "How many of its first steps were made without its LoRAs; null for none."
     )
 
 
@@ -155,7 +162,7 @@ class JobResponse(BaseModel):
     prompt: str
     size: str = Field(description="WIDTHxHEIGHT")
     loras: list[LoraCard] = Field([], description="The LoRAs of each image.")
-    controlnets: list[ControlCard] = Field([], description="The ControlNets of each image.")
+    controlnets: list[ControlNetUseCard] = Field([], description="The ControlNets of each image.")
     n: int = Field(description="Number of images.")
     step: int = Field(description="Denoising steps done, over all images.")
     num_steps: int = Field(description="Denoising steps to do, over all images.")
@@ -186,3 +193,129 @@ class JobList(BaseModel):
     first_id: str | None
     last_id: str | None = Field(description="Give it as `after` for the next page.")
     has_more: bool
+
+
+class FileResponse(BaseModel):
+    """OpenAI's File: an uploaded image."""
+
+    id: str = Field(description="Names it in `file_id`, and wherever calls take an image.")
+    object: Literal["file"] = "file"
+    bytes: int = Field(description="Its size.")
+    created_at: int = Field(
+        description="Unix time in seconds, of its upload or of the last call that named it."
+    )
+    expires_at: int = Field(
+        description="Unix time in seconds until which it is kept at least; each call that names it "
+        "starts that time anew."
+    )
+    filename: str = Field(description="Made of the id: the name that was sent is not kept.")
+    purpose: Literal["vision"] = "vision"
+    status: Literal["processed"] = "processed"
+
+
+class LoraResponse(BaseModel):
+    """A registered LoRA."""
+
+    id: str = Field(description="Its name.")
+    object: Literal["lora"] = "lora"
+    name: str = Field(description="How calls choose it.")
+    base: str = Field(description="The model that it is made for.")
+    model: str = Field(description="The name under which it is a model of its own.")
+    source: str = Field(description="Where its file is; the query of a URL is left out.")
+    sha256: str | None = Field(
+        description="Digest of the file: the one that it was registered with, else of the file "
+        "that was fetched; null before."
+    )
+    pinned: bool
+    created: float = Field(description="Unix time in seconds.")
+    state: LoraState = Field(
+        description="`registered`: no call has needed it yet; `fetching`; `ready` on a node at "
+        "least; `failed`; `removing`: it is forgotten once its last image is made."
+    )
+    error: str | None = Field(description="Why it failed; null otherwise.")
+    is_permanent: bool = Field(description="Whether it will fail again, whatever is done.")
+    num_bytes: int | None = Field(description="Size of its factors; null before it was fetched.")
+    ranks: list[int] | None = Field(description="The different ranks of its layers; null likewise.")
+    num_layers: int | None = Field(description="Layers that it changes; null likewise.")
+    changes_prompts: bool | None = Field(
+        description="Whether text encoders are among them; null likewise."
+    )
+    num_uses: int = Field(description="Images accepted with it.")
+    nodes: list[str] = Field(description="The nodes that have it.")
+
+
+class LoraList(BaseModel):
+    """A page of LoRAs, by name."""
+
+    object: Literal["list"] = "list"
+    data: list[LoraResponse]
+    first_id: str | None
+    last_id: str | None = Field(description="Give it as `after` for the next page.")
+    has_more: bool
+
+
+def lora_reply(status: LoraStatus) -> LoraResponse:
+    """Return a LoRA as replies show it."""
+    lora, facts = status.lora, status.facts
+    return LoraResponse(
+        id=lora.name,
+        name=lora.name,
+        base=lora.base,
+        model=f"{lora.base}:{lora.name}",
+        # a signed URL is a secret of who registered it
+        source=without_password(lora.source),
+        sha256=lora.sha256 or (None if facts is None else facts.sha256),
+        pinned=lora.is_pinned,
+        created=lora.added_s,
+        state=status.state,
+        error=status.reason or None,
+        is_permanent=status.is_permanent,
+        num_bytes=None if facts is None else facts.num_bytes,
+        ranks=None if facts is None else list(facts.ranks),
+        num_layers=None if facts is None else facts.num_layers,
+        changes_prompts=None if facts is None else facts.changes_prompts,
+        num_uses=status.num_uses,
+        nodes=list(status.nodes),
+    )
+
+
+class ControlNetCard(BaseModel):
+    """A ControlNet of the service."""
+
+    id: str = Field(description="Its name.")
+    object: Literal["controlnet"] = "controlnet"
+    name: str = Field(description="How calls choose it.")
+    bases: list[str] = Field(description="The models that it is made for.")
+    mode: Literal["service", "local"] = Field(
+        description="Whether it has processes of its own, or runs in those of its bases; images "
+        "are the same."
+    )
+    description: str = Field(
+        description="What its maps show and which detector makes them, in the operator's words; "
+        "empty where the configuration says nothing."
+    )
+
+
+class ControlNetList(BaseModel):
+    """The ControlNets of the service, and the detectors that make their maps."""
+
+    object: Literal["list"] = "list"
+    data: list[ControlNetCard]
+    detectors: list[str] = Field(description="What `preprocess` may name here.")
+
+
+class MapImage(BaseModel):
+    """A map."""
+
+    b64_json: str = Field(description="The map in base64, a png.")
+    file_id: str = Field(description="Names it in the `image` of a ControlNet.")
+
+
+class PreprocessResponse(BaseModel):
+    """The map of an image."""
+
+    created: int = Field(description="Unix time in seconds.")
+    preprocess: str = Field(description="The detector that made it.")
+    size: str = Field(description="WIDTHxHEIGHT")
+    output_format: Literal["png"] = "png"
+    data: list[MapImage] = Field(description="One.")

@@ -5,16 +5,13 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+from ray_cluster.api.advice import missing, wrong
 from ray_cluster.api.input.schemas import (
     ImageEditRequest,
-    ImageGenerationRequest,
     ImageVariationRequest,
 )
-from ray_cluster.api.resolve.controlnet_choices import SentControl
 from ray_cluster.api.resolve.fidelity import check_unmeasured
 from ray_cluster.api.resolve.generation import canvas_size, resolve
-from ray_cluster.api.resolve.lora_start import start_profile, with_start
-from ray_cluster.api.resolve.loras import BasedLora, with_loras
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.templates import ImageFacts, MaskFacts
@@ -69,53 +66,6 @@ class EditImages:
         return (self.image_facts.width_px, self.image_facts.height_px)
 
 
-@dataclass(frozen=True, slots=True)
-class WantedImages:
-    """What a call asks for, before it is known which model makes it.
-
-    Attributes:
-        images: of an edit; None for images from text.
-        is_stored: whether what is made goes to the result store.
-        loras: those that it names.
-        controls: ControlNets that it names, whose maps come once it is known what makes it.
-    """
-
-    fields: ImageGenerationRequest
-    images: EditImages | None
-    is_stored: bool
-    loras: tuple[BasedLora, ...] = ()
-    controls: tuple[SentControl, ...] = ()
-
-    def of(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
-        """Return one request per image, of a model.
-
-        Raises:
-            InvalidRequest: see ``resolve`` and :func:`resolve_edit`; or a LoRA or a ControlNet is
-                made for another model.
-        """
-        for one in self.controls:
-            one.check_model(profile)
-        if self.controls:
-            check_unmeasured(self.fields, "without ControlNets", "an image with them")
-            profile = replace(profile, fewer_steps=None)
-        profile = start_profile(self.fields, self.loras, profile)
-        requests = with_loras(self._plain(profile, limits), self.loras, profile)
-        return with_start(self.fields, requests, profile)
-
-    def _plain(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
-        if self.images is not None:
-            assert isinstance(self.fields, ImageEditRequest), "only edits have images"
-            return resolve_edit(self.fields, self.images, profile, limits, is_stored=self.is_stored)
-        if profile.edits == "masked":
-            raise InvalidRequest(
-                f"The parameter 'model' is {profile.model}, an inpainting model: it makes nothing "
-                "from text alone. Send an image and a mask to /v1/images/edits, or choose another "
-                "model.",
-                "model",
-            )
-        return resolve(self.fields, profile, limits, is_stored=self.is_stored)
-
-
 def resolve_edit(
     fields: ImageEditRequest,
     images: EditImages,
@@ -163,19 +113,12 @@ def _check_images(images: EditImages, profile: ModelProfile) -> None:
     facts = images.mask_facts
     if facts is None:
         if profile.edits == "masked":
-            raise InvalidRequest(
-                f"The parameter 'mask' is required: {profile.model} is an inpainting model, which "
-                "fills in what a mask marks. Send one, or choose another model.",
-                "mask",
-                "missing_required_parameter",
-            )
+            raise missing("mask", f"{profile.model} is an inpainting model: it fills in masks")
         return
     if (facts.width_px, facts.height_px) != images.size_px:
-        raise InvalidRequest(
-            f"The parameter 'mask' has {facts.width_px}x{facts.height_px} pixels, and 'image' "
-            "{}x{}; both must have the same size.".format(*images.size_px),
-            "mask",
-        )
+        own, other = f"{facts.width_px}x{facts.height_px}", "{}x{}".format(*images.size_px)
+        what = f"has {own} pixels, and 'image' {other}; both must have the same size"
+        raise wrong("mask", what)
 
 
 def _check_fields(fields: ImageEditRequest, images: EditImages) -> None:
@@ -188,18 +131,16 @@ def _check_fields(fields: ImageEditRequest, images: EditImages) -> None:
     }
     for name, is_given in given.items():
         if is_given and images.mask is None:
-            raise _idle(name, "without a mask: everything is made anew. Send a mask")
+            raise wrong(name, "changes nothing without a mask: everything is made anew", "mask")
     if fields.paste_back is False:
         if fields.crop is not None:
-            raise _idle("paste_back", "together with 'crop', which pastes back. Set it to true")
+            what = "changes nothing together with 'crop', which pastes back"
+            raise wrong("paste_back", what, "pastes back")
         if fields.feather_px:
-            raise _idle("feather_px", "while paste_back is false. Set that to true")
+            raise wrong("feather_px", "changes nothing while paste_back is false", "paste back")
     if fields.strength is not None and fields.input_fidelity is not None:
-        raise InvalidRequest(
-            "The parameters 'input_fidelity' and 'strength' say the same, 'strength' more exactly; "
-            "leave one of them out.",
-            "input_fidelity",
-        )
+        what = "and 'strength' say the same, 'strength' more exactly"
+        raise wrong("input_fidelity", what, "leave one out")
     check_unmeasured(fields, "for images from text alone", "an edit")
 
 
@@ -207,17 +148,9 @@ def _check_format(image_format: ImageFormat, canvas_px: SizePx) -> None:
     """Refuse a format that cannot hold the image: what is cropped may be of any size."""
     longest = _LONGEST_PX.get(image_format)
     if longest is not None and max(canvas_px) > longest:
-        raise InvalidRequest(
-            "The parameter 'output_format' is {!r}, which holds sides of at most {} px; the image "
-            "that is returned has {}x{}. Ask for 'png', or send a smaller image.".format(
-                image_format, longest, *canvas_px
-            ),
-            "output_format",
-        )
-
-
-def _idle(name: str, why: str) -> InvalidRequest:
-    return InvalidRequest(f"The parameter {name!r} changes nothing {why}, or leave it out.", name)
+        what = "holds sides of at most {} px; the image that is returned has {}x{}"
+        what = f"is {image_format!r}, which {what.format(longest, *canvas_px)}"
+        raise wrong("output_format", what, "container")
 
 
 def _strength(fields: ImageEditRequest, images: EditImages) -> float:
@@ -290,11 +223,10 @@ def _no_step(request: ImageRequest, edit: Edit, profile: ModelProfile) -> Invali
     least = next(enough, None)
     steps = "" if least is None else f"num_inference_steps to at least {least}, or "
     strength = math.ceil(_STRENGTH_DIGITS / request.num_steps) / _STRENGTH_DIGITS
-    return InvalidRequest(
-        f"The parameter 'strength' is {edit.strength:g}, which leaves none of the "
-        f"{request.num_steps} steps of the schedule. Raise {steps}the strength to at least "
-        f"{strength:g}.",
+    return wrong(
         "strength",
+        f"is {edit.strength:g}, which leaves none of the {request.num_steps} steps of the schedule",
+        more=f"Raise {steps}the strength to at least {strength:g}.",
     )
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ray_cluster.api.input.schemas import ImageFidelity, ImageGenerationRequest
+from ray_cluster.api.advice import wrong
+from ray_cluster.api.input.schemas import ImageGenerationRequest
 from ray_cluster.api.input.validation import describe
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.policies.fidelity import FewerSteps, Fidelity, LoraStart, StepTable, Terms
-from ray_cluster.requests import ImageRequest, SamplerName
+from ray_cluster.requests import SamplerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,11 +47,8 @@ def resolve_steps(fields: ImageGenerationRequest, setting: Setting) -> tuple[int
     if "fidelity" in allowed and known is None:
         raise _not_known("allow", "fidelity", setting)
     if "fidelity" in allowed and fidelity == "fast":
-        raise InvalidRequest(
-            "The parameter 'allow' with 'fidelity' changes nothing beside fidelity 'fast', which "
-            "is the least there is; leave one of them out.",
-            "allow",
-        )
+        what = "with 'fidelity' changes nothing beside fidelity 'fast', the least there is"
+        raise wrong("allow", what, "leave one out")
     reuse = None if known is None else known.reuse(fidelity)
     # admission shortens a request that may be degraded: its steps without reuse are known to do
     if reuse is not None and not allowed and fields.min_inference_steps is None:
@@ -90,12 +88,12 @@ def check_unmeasured(fields: ImageGenerationRequest, measured: str, what: str) -
     """
     name = "allow" if "fidelity" in (fields.allow or ()) else "fidelity"
     if name == "allow" or fields.fidelity not in {None, "exact"}:
-        raise InvalidRequest(
-            f"The parameter {name!r} asks for fewer steps than exact images take, which were "
-            f"measured {measured}. Leave it out; num_inference_steps and min_inference_steps set "
-            f"the effort of {what}.",
+        raise wrong(
             name,
-            "fidelity_not_offered",
+            f"asks for fewer steps than exact images take, which were measured {measured}",
+            more="Leave it out; num_inference_steps and min_inference_steps set the effort of "
+            f"{what}.",
+            code="fidelity_not_offered",
         )
 
 
@@ -127,58 +125,21 @@ def _not_known(param: str, value: str, setting: Setting) -> InvalidRequest:
     else:
         why = f"{model} was measured up to {table.most_asked} steps; asked for {setting.num_steps}"
         instead = f"Set num_inference_steps to at most {table.most_asked}, or leave it out"
-    return InvalidRequest(
-        f"The parameter {param!r} cannot be {value!r} here: {why}. {instead}.",
-        param,
-        "fidelity_not_offered",
-    )
+    what = f"cannot be {value!r} here: {why}"
+    return wrong(param, what, more=f"{instead}.", code="fidelity_not_offered")
 
 
 def _min_steps(fields: ImageGenerationRequest, setting: Setting, num_steps: int) -> int | None:
     given, allow = fields.min_inference_steps, fields.allow
     if given is None:
         if allow is not None and "steps" in allow:
-            raise InvalidRequest(
-                "The parameter 'allow' holds 'steps', but not how few may be made: give "
-                "min_inference_steps, or leave 'steps' out.",
-                "allow",
-            )
+            raise wrong("allow", "holds 'steps', but not how few may be made", "steps of allow")
         return None
     if allow is not None and "steps" not in allow:
-        raise InvalidRequest(
-            f"The parameter 'min_inference_steps' is {describe(given)}, but 'allow' does not hold "
-            "'steps', without which no steps are given up for it; add it, or leave one of them "
-            "out.",
-            "min_inference_steps",
-        )
+        what = f"is {describe(given)}, but 'allow' does not hold 'steps'"
+        raise wrong("min_inference_steps", what, "steps in allow")
     if given > num_steps:
         of = f" ({fields.fidelity} of {setting.num_steps})" if num_steps < setting.num_steps else ""
-        raise InvalidRequest(
-            f"The parameter 'min_inference_steps' must be at most the steps of the image, "
-            f"{num_steps}{of}; given {describe(given)}. Lower it, or raise num_inference_steps.",
-            "min_inference_steps",
-        )
+        what = f"must be at most the steps of the image, {num_steps}{of}; given {describe(given)}"
+        raise wrong("min_inference_steps", what, "lower steps")
     return given
-
-
-def fidelity_of(request: ImageRequest) -> ImageFidelity:
-    """Return an image's fidelity as replies show it.
-
-    Args:
-        request: with the steps that it is made with.
-    """
-    num_steps = request.num_steps
-    terms = request.terms or Terms("exact", num_steps, num_steps)
-    spent = terms.spent(num_steps)
-    num_reused = 0
-    if terms.reuse is not None:
-        num_reused = num_steps - terms.reuse.schedule.num_full(num_steps)
-    return ImageFidelity(
-        asked=terms.asked,
-        got=terms.fidelity(num_steps),
-        steps_asked=terms.num_steps,
-        steps_computed=num_steps - num_reused,
-        steps_reused=num_reused,
-        max_ssim_loss=terms.max_loss,
-        budget_spent=None if spent is None else round(spent, 3),
-    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import secrets
 from dataclasses import replace
 
+from ray_cluster.api.advice import wrong
 from ray_cluster.api.input.schemas import MAX_SEED, ImageGenerationRequest
 from ray_cluster.api.input.validation import describe
 from ray_cluster.api.resolve.fidelity import Setting, resolve_steps
 from ray_cluster.config.sections.cell_wide import LimitsConfig
-from ray_cluster.errors import InvalidRequest
 from ray_cluster.requests import ImageRequest, ModelProfile, OutputSpec, SamplerName, size_of
 
 
@@ -80,26 +80,18 @@ def _num_images(fields: ImageGenerationRequest, limits: LimitsConfig) -> int:
     # a group is admitted as a whole: one that is larger than the queue would never fit
     most = min(limits.max_images_per_request, limits.max_queued_images)
     if count > most:
-        raise InvalidRequest(
-            f"The parameter 'n' must be at most {most}; given {describe(count)}. "
-            "Make several calls.",
-            "n",
-        )
+        raise wrong("n", f"must be at most {most}; given {describe(count)}", "ask for less")
     return count
 
 
 def _check_prompt(name: str, text: str, limits: LimitsConfig) -> None:
     if name == "prompt" and not text.strip():
-        raise InvalidRequest("The parameter 'prompt' is blank; say what the image shows.", name)
-    if len(text) > limits.max_prompt_chars:
-        raise InvalidRequest(
-            f"The parameter {name!r} has {len(text)} characters; at most "
-            f"{limits.max_prompt_chars} are allowed. Shorten it.",
-            name,
-            "string_above_max_length",
-        )
+        raise wrong(name, "is blank; say what the image shows")
+    if len(text) > (most := limits.max_prompt_chars):
+        what = f"has {len(text)} characters; at most {most} are allowed"
+        raise wrong(name, what, "shorten", code="string_above_max_length")
     if "\0" in text:
-        raise InvalidRequest(f"The parameter {name!r} holds a NUL character; remove it.", name)
+        raise wrong(name, "holds a NUL character", "remove")
 
 
 def canvas_size(fields: ImageGenerationRequest, profile: ModelProfile) -> tuple[int, int] | None:
@@ -115,11 +107,11 @@ def canvas_size(fields: ImageGenerationRequest, profile: ModelProfile) -> tuple[
     if [size] == [(width, height) for width in widths for height in heights]:
         return size
     near = [f"{width}x{height}" for width in widths for height in heights]
-    raise InvalidRequest(
-        f"The parameter 'size' is {size[0]}x{size[1]}, but {profile.model} makes sides of "
-        f"{profile.min_px} to {profile.max_px} px in multiples of {profile.size_multiple_px}. "
-        f"Nearest: {', '.join(near)}.",
+    raise wrong(
         "size",
+        f"is {size[0]}x{size[1]}, but {profile.model} makes sides of {profile.min_px} to "
+        f"{profile.max_px} px in multiples of {profile.size_multiple_px}",
+        more=f"Nearest: {', '.join(near)}.",
     )
 
 
@@ -136,11 +128,9 @@ def _nearest_sides(side_px: int, profile: ModelProfile) -> list[int]:
 def _sampler(fields: ImageGenerationRequest, profile: ModelProfile) -> SamplerName:
     sampler = fields.sampler or profile.default_sampler
     if sampler not in profile.max_steps_by_sampler:
-        raise InvalidRequest(
-            f"The parameter 'sampler' is {sampler!r}, which {profile.model} does not offer; "
-            f"allowed: {', '.join(profile.max_steps_by_sampler)}.",
-            "sampler",
-        )
+        allowed = ", ".join(profile.max_steps_by_sampler)
+        what = f"is {sampler!r}, which {profile.model} does not offer; allowed: {allowed}"
+        raise wrong("sampler", what)
     return sampler
 
 
@@ -151,11 +141,9 @@ def _num_steps(fields: ImageGenerationRequest, profile: ModelProfile, sampler: S
         # the sampler that was asked for may take fewer than the default
         return min(profile.default_num_steps, most)
     if given > most:
-        raise InvalidRequest(
-            f"The parameter 'num_inference_steps' must be from 1 to {most} with sampler "
-            f"{sampler!r} on {profile.model}; given {describe(given)}.",
-            "num_inference_steps",
-        )
+        where = f"with sampler {sampler!r} on {profile.model}"
+        what = f"must be from 1 to {most} {where}; given {describe(given)}"
+        raise wrong("num_inference_steps", what)
     return given
 
 
@@ -165,28 +153,19 @@ def _guidance_scale(fields: ImageGenerationRequest, profile: ModelProfile) -> fl
     if scale is None:
         scale = profile.default_guidance_scale
     if fields.negative_prompt and scale <= 1:
-        raise InvalidRequest(
-            "The parameter 'negative_prompt' changes nothing while guidance is off "
-            f"(guidance_scale {scale:g}); leave it out or set guidance_scale above 1.",
-            "negative_prompt",
-        )
+        what = f"changes nothing while guidance is off (guidance_scale {scale:g})"
+        raise wrong("negative_prompt", what, "guidance")
     return float(scale)
 
 
 def _check_guidance(fields: ImageGenerationRequest, profile: ModelProfile) -> None:
     """Refuse what a model without this kind of guidance would ignore."""
     if profile.guidance == "none" and (fields.guidance_scale or 0) > 1:
-        raise InvalidRequest(
-            f"The parameter 'guidance_scale' changes nothing: {profile.model} is made to do "
-            "without guidance. Leave it out.",
-            "guidance_scale",
-        )
+        what = f"changes nothing: {profile.model} is made to do without guidance"
+        raise wrong("guidance_scale", what, "leave out")
     if profile.guidance != "rows" and fields.negative_prompt:
-        raise InvalidRequest(
-            f"The parameter 'negative_prompt' changes nothing: {profile.model} is not guided away "
-            "from a second prompt. Leave it out.",
-            "negative_prompt",
-        )
+        what = f"changes nothing: {profile.model} is not guided away from a second prompt"
+        raise wrong("negative_prompt", what, "leave out")
 
 
 def _output(fields: ImageGenerationRequest) -> OutputSpec:
@@ -194,18 +173,12 @@ def _output(fields: ImageGenerationRequest) -> OutputSpec:
     compression, metadata = fields.output_compression, fields.metadata
     if image_format == "png":
         if compression not in {None, 100}:
-            raise InvalidRequest(
-                "The parameter 'output_compression' changes nothing with png, which is lossless; "
-                "leave it out or set output_format to jpeg or webp.",
-                "output_compression",
-            )
+            what = "changes nothing with png, which is lossless"
+            raise wrong("output_compression", what, "lossless")
         return OutputSpec("png", None, True if metadata is None else metadata)
     if metadata:
-        raise InvalidRequest(
-            f"The parameter 'metadata' is true, but {image_format} has none: only a png carries "
-            "its recipe; leave it out or set output_format to png.",
-            "metadata",
-        )
+        what = f"is true, but {image_format} has none: only a png carries its recipe"
+        raise wrong("metadata", what, "recipe")
     return OutputSpec(image_format, 100 if compression is None else compression, False)
 
 
@@ -213,10 +186,7 @@ def _first_seed(fields: ImageGenerationRequest, num_images: int) -> int:
     if fields.seed is None:
         # 2**53 - 1 is the largest integer that every JSON client can send back unchanged
         return secrets.randbelow(2**53 - num_images)
-    if fields.seed > MAX_SEED - (num_images - 1):
-        raise InvalidRequest(
-            f"The parameter 'seed' must be at most {MAX_SEED - (num_images - 1)} with n "
-            f"{num_images}, as image i takes seed + i; given {fields.seed}.",
-            "seed",
-        )
+    if fields.seed > (most := MAX_SEED - (num_images - 1)):
+        what = f"must be at most {most} with n {num_images}, as image i takes seed + i"
+        raise wrong("seed", f"{what}; given {fields.seed}")
     return fields.seed

@@ -1,16 +1,16 @@
-"""The LoRAs that a call names, in ``loras`` or in the name of its model."""
+"""The LoRAs that a call names, in ``loras`` or in its model's name, and when they start."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from ray_cluster.api.advice import wrong
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import model_not_found, not_found
-from ray_cluster.api.input.lora_schema import MAX_LORAS
-from ray_cluster.api.input.schemas import ImageGenerationRequest
+from ray_cluster.api.input.schemas import MAX_LORAS, ImageGenerationRequest
+from ray_cluster.api.resolve.fidelity import check_unmeasured
 from ray_cluster.config.sections.loras import LORA_NAME
-from ray_cluster.errors import InvalidRequest
 from ray_cluster.protocol.dispatcher import LoraCalls
 from ray_cluster.protocol.loras import LoraLookup, LoraStatus
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse, ModelProfile
@@ -27,24 +27,71 @@ class BasedLora:
 
 
 def with_loras(
-    requests: Sequence[ImageRequest], loras: Sequence[BasedLora], profile: ModelProfile
+    fields: ImageGenerationRequest,
+    loras: Sequence[BasedLora],
+    profile: ModelProfile,
+    make: Callable[[ModelProfile], tuple[ImageRequest, ...]],
 ) -> tuple[ImageRequest, ...]:
-    """Return the requests with LoRAs.
+    """Return a call's requests with its LoRAs, and with the number of steps before these start.
+
+    That number follows from the call and the settings alone: the same call makes the same image,
+    however long its LoRAs take to arrive.
+
+    Args:
+        make: returns the requests without LoRAs, of what the model accepts beside these.
 
     Raises:
-        InvalidRequest: one is made for another model.
+        InvalidRequest: a LoRA is made for another model or would start after the last step; or the
+            call asks for a fidelity that is not offered with LoRAs, or says when LoRAs start and
+            names none.
     """
+    profile = _beside(fields, loras, profile)
+    requests = make(profile)
     for one in loras:
         if one.base != profile.model:
-            raise InvalidRequest(
-                f"The parameter 'loras' names {one.use.name!r}, which is made for {one.base}, and "
-                f"this image is made by {profile.model}. Set 'model' to {one.base!r}, or choose "
-                f"a LoRA of {profile.model}.",
+            raise wrong(
                 "loras",
-                "lora_of_another_model",
+                f"names {one.use.name!r}, which is made for {one.base}, and this image is made by "
+                f"{profile.model}",
+                more=f"Set 'model' to {one.base!r}, or choose a LoRA of {profile.model}.",
+                code="lora_of_another_model",
             )
-    add_ons = AddOns(loras=tuple(one.use for one in loras))
-    return tuple(replace(one, add_ons=add_ons) for one in requests) if loras else tuple(requests)
+    if not loras:
+        return requests
+    start = _start_step(fields, requests[0].num_steps, profile)
+    add_ons = AddOns(loras=tuple(one.use for one in loras), lora_start_step=start)
+    return tuple(replace(one, add_ons=add_ons) for one in requests)
+
+
+def _beside(
+    fields: ImageGenerationRequest, loras: Sequence[BasedLora], profile: ModelProfile
+) -> ModelProfile:
+    """Return what a model accepts of a call beside these LoRAs."""
+    if not loras:
+        if fields.lora_start_step is not None:
+            raise wrong("lora_start_step", "changes nothing without LoRAs", "names loras")
+        return replace(profile, lora_start=None)
+    mode = fields.fidelity or "exact"
+    is_late = profile.lora_start is not None and profile.lora_start.share(mode) is not None
+    # under load, fewer steps yet: what images lose by that is not known at all
+    checked = fields.model_copy(update={"fidelity": None}) if is_late else fields
+    check_unmeasured(checked, "without LoRAs", "an image with them")
+    if not is_late:
+        return replace(profile, fewer_steps=None)
+    if fields.lora_start_step is not None:
+        what = f"and 'fidelity' ({mode}) both say when LoRAs start"
+        raise wrong("lora_start_step", what, "leave one out")
+    return profile
+
+
+def _start_step(fields: ImageGenerationRequest, num_steps: int, profile: ModelProfile) -> int:
+    mode = fields.fidelity or "exact"
+    share = None if profile.lora_start is None else profile.lora_start.share(mode)
+    start = fields.lora_start_step or 0 if share is None else int(share * num_steps)
+    if start >= num_steps:
+        what = f"must be less than the steps of the image, {num_steps}; given {start}"
+        raise wrong("lora_start_step", what, "start")
+    return start
 
 
 class LoraResolver:
@@ -67,16 +114,14 @@ class LoraResolver:
         scales = dict(() if of_model is None else [(of_model, 1.0)])
         for one in fields.loras or ():
             if one.name in scales:
-                raise _named_twice(one.name, is_model=one.name == of_model)
+                where = "which 'model' names, too, at scale 1" if one.name == of_model else "twice"
+                raise wrong("loras", f"names {one.name!r}, {where}", "each lora")
             scales[one.name] = one.weight
         if not scales:
             return fields, ()
         if len(scales) > MAX_LORAS:
-            raise InvalidRequest(
-                f"The parameters 'loras' and 'model' name {len(scales)} LoRAs together; at most "
-                f"{MAX_LORAS} are allowed. Leave some out.",
-                "loras",
-            )
+            what = f"and 'model' name {len(scales)} LoRAs together; at most {MAX_LORAS} are allowed"
+            raise wrong("loras", what, more="Leave some out.")
         found = await self._client.find_loras(tuple(scales))
         if of_model is not None:
             self._check_model(str(base), of_model, found)
@@ -132,19 +177,12 @@ def _status(name: str, found: LoraLookup) -> LoraStatus | None:
 def _checked(name: str, found: LoraLookup, *, is_model: bool) -> LoraStatus:
     status, param = _status(name, found), "model" if is_model else "loras"
     if status is None:
-        raise InvalidRequest(
-            f"The parameter {param!r} names the LoRA {name!r}, which does not exist. "
-            f"{_hint([repr(one) for one in found.near.get(name, ())])}",
-            param,
-            "lora_not_found",
-        )
+        hint = _hint([repr(one) for one in found.near.get(name, ())])
+        what = f"names the LoRA {name!r}, which does not exist"
+        raise wrong(param, what, more=hint, code="lora_not_found")
     if status.state == "failed" and status.is_permanent:
-        raise InvalidRequest(
-            f"The parameter {param!r} names the LoRA {name!r}, which cannot be used: "
-            f"{status.reason}. Leave it out, or have it registered anew from a file that can.",
-            param,
-            "lora_unusable",
-        )
+        what = f"names the LoRA {name!r}, which cannot be used: {status.reason}"
+        raise wrong(param, what, "file of lora", code="lora_unusable")
     return status
 
 
@@ -152,12 +190,3 @@ def _hint(near: Sequence[str]) -> str:
     """Return what to do about a name that there is not."""
     listed = "GET /v1/loras lists all."
     return f"Did you mean {' or '.join(near)}? {listed}" if near else listed
-
-
-def _named_twice(name: str, *, is_model: bool) -> InvalidRequest:
-    where = "which 'model' names, too, at scale 1" if is_model else "a second time"
-    return InvalidRequest(
-        f"The parameter 'loras' names {name!r}, {where}; name each LoRA once, with the scale that "
-        "it is to have.",
-        "loras",
-    )

@@ -8,21 +8,18 @@ from collections.abc import Callable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ray_cluster.api.input.bounded_body import BodyLimit, BodyMemory, read_object
-from ray_cluster.api.input.call_reader import MAX_INLINE_PIXELS
-from ray_cluster.api.input.controlnet_schema import (
-    ControlNetCard,
-    ControlNetList,
-    PreprocessRequest,
-)
-from ray_cluster.api.input.file_ids import file_id_of
+from ray_cluster.api.advice import wrong
+from ray_cluster.api.input.bounded_body import BodyLimit, read_object
+from ray_cluster.api.input.image_store import file_id_of
 from ray_cluster.api.input.multipart import is_form
+from ray_cluster.api.input.schemas import PreprocessRequest
 from ray_cluster.api.input.sent_images import MadeMap, SentImages, image_text, no_file
 from ray_cluster.api.input.validation import validate_as
 from ray_cluster.api.output.reply_writer import append_base64
+from ray_cluster.api.output.resource_schemas import ControlNetCard, ControlNetList
 from ray_cluster.api.resolve.controlnets import ControlNets
+from ray_cluster.api.resolve.resolver import MAX_INLINE_PIXELS
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.controlnet_maps import MapOrder
 from ray_cluster.policies.steps.edits import SizePx
 from ray_cluster.requests import BlobRef, size_of
@@ -32,22 +29,19 @@ class ControlNetsEndpoint:
     """Says which ControlNets there are, and makes the maps that they follow.
 
     Args:
-        memory: what bodies with images may hold, shared with the calls for images.
         clock: Unix time in seconds.
     """
 
     def __init__(
         self,
-        controls: ControlNets,
+        controlnets: ControlNets,
         images: SentImages,
         settings: CurrentSettings,
-        memory: BodyMemory,
         clock: Callable[[], float],
     ) -> None:
-        self._controls = controls
+        self._controlnets = controlnets
         self._images = images
         self._settings = settings
-        self._memory = memory
         self._clock = clock
 
     async def list(self) -> ControlNetList:
@@ -76,7 +70,7 @@ class ControlNetsEndpoint:
             return await self._reply(request, fields, image)
         limits = self._settings.limits
         limit = BodyLimit.of_uploads(limits)
-        with self._memory.share(request, limit, limits) as take:
+        with self._images.memory.share(request, limit, limits) as take:
             body = await read_object(request, limit, may_be_form=True, take=take)
             sent = body.pop("image", None)
             fields = self._checked(body)
@@ -88,7 +82,7 @@ class ControlNetsEndpoint:
 
     def _checked(self, body: dict[str, object]) -> PreprocessRequest:
         fields = validate_as(PreprocessRequest, body, {})
-        self._controls.check_detector(fields.preprocess, "preprocess")
+        self._controlnets.check_detector(fields.preprocess, "preprocess")
         if (size_px := _size(fields)) is not None:
             self._check_size(size_px)
         return fields
@@ -97,11 +91,8 @@ class ControlNetsEndpoint:
         most = min(self._settings.limits.max_input_pixels, MAX_INLINE_PIXELS)
         width_px, height_px = size_px
         if width_px * height_px > most:
-            raise InvalidRequest(
-                f"The map would have {width_px}x{height_px} pixels; at most {most} are allowed. "
-                "Give a smaller 'size'.",
-                "size",
-            )
+            what = f"asks for a map of {width_px}x{height_px} pixels; at most {most} are allowed"
+            raise wrong("size", what, "smaller size")
 
     async def _reply(self, request: Request, fields: PreprocessRequest, image: BlobRef) -> Response:
         order = MapOrder(fields.preprocess, _size(fields))

@@ -1,4 +1,4 @@
-"""``GET /v1/files/{id}``: images out of the result store."""
+"""``/v1/files``: images out of the result store, and those that clients upload for later calls."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ from http import HTTPStatus
 from starlette.requests import Request
 from starlette.responses import Response
 
+from ray_cluster.api.advice import REFUSED_OF_UPLOADS
 from ray_cluster.api.errors import ApiError, not_found, unavailable
+from ray_cluster.api.input.image_store import FILE_PREFIX, file_id_of, file_of_id
+from ray_cluster.api.input.schemas import FileUpload
+from ray_cluster.api.input.sent_images import SentImages
+from ray_cluster.api.input.validation import validate_as
+from ray_cluster.api.output.resource_schemas import FileResponse
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.protocol.leases import LATE_WRITE_S
-from ray_cluster.requests import ImageRequest
+from ray_cluster.requests import BlobRef, ImageRequest
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 
 logger = logging.getLogger(__name__)
@@ -107,3 +113,53 @@ def _not_found(file_id: str) -> ApiError:
         f"There is no file {file_id[:100]!r}; images are forgotten after a while.",
         "file_not_found",
     )
+
+
+class UploadedFilesEndpoint:
+    """Stores and describes the images that clients upload; each sees only its own.
+
+    Args:
+        clock: Unix time in seconds.
+    """
+
+    def __init__(
+        self, images: SentImages, settings: CurrentSettings, clock: Callable[[], float]
+    ) -> None:
+        self._images = images
+        self._settings = settings
+        self._clock = clock
+
+    async def create(self, request: Request) -> FileResponse:
+        """Keep an image for a while; its id stands for it in later calls.
+
+        The body is a form with the file `file` and `purpose: vision`. The image is checked as those
+        of edits are. It is forgotten some time after its upload, or after the last call that named
+        it, but never while an image is made from it.
+        """
+        limits = self._settings.limits
+        texts, ref = await self._images.read_one(request, "file", limits)
+        validate_as(FileUpload, texts, REFUSED_OF_UPLOADS)
+        await self._images.check_one(request, ref, "file", limits)
+        return self._reply(ref, self._clock())
+
+    async def retrieve(self, digest: str, request: Request) -> FileResponse:
+        """Describe a file that this client has uploaded, or that was made for it."""
+        file_id = FILE_PREFIX + digest
+        ref = file_of_id(file_id)
+        sent_s = None if ref is None else await self._images.sent_s(request, ref)
+        if ref is None or sent_s is None:
+            raise not_found(
+                f"There is no file {file_id[:100]!r} of yours; files are forgotten after a while. "
+                "Upload it again.",
+                "file_not_found",
+            )
+        return self._reply(ref, sent_s)
+
+    def _reply(self, ref: BlobRef, sent_s: float) -> FileResponse:
+        return FileResponse(
+            id=file_id_of(ref),
+            bytes=ref.num_bytes,
+            created_at=int(sent_s),
+            expires_at=int(sent_s + self._images.grace_s),
+            filename=f"{ref.sha256[:16]}.image",
+        )

@@ -12,12 +12,11 @@ from starlette.responses import Response
 
 from ray_cluster.api.access.auth import caller_of, client_of
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.errors import ApiError, from_failure
-from ray_cluster.api.input.call_reader import Call, CallReader
-from ray_cluster.api.input.schemas import ImageVariationRequest
+from ray_cluster.api.errors import ApiError
+from ray_cluster.api.input.call_reader import EDIT, GENERATION, VARIATION, Call, CallReader
 from ray_cluster.api.output.attached_images import GroupRunner, while_connected
-from ray_cluster.api.output.event_streams import EventStream
-from ray_cluster.api.output.image_stream import Updates, image_events
+from ray_cluster.api.output.error_answers import from_failure
+from ray_cluster.api.output.event_streams import EventStream, Updates, image_events
 from ray_cluster.api.output.reply_writer import RepliedImage, as_made, write_reply
 from ray_cluster.api.routes.files import FilesEndpoint, url_maker
 from ray_cluster.api.routes.jobs import JobCreator
@@ -68,7 +67,7 @@ class ImagesEndpoint:
         sent again answers with the same images. With `stream` the image comes as an event, after
         as many previews as `partial_images` says.
         """
-        return await self._answer(await self._reader.read(request), request)
+        return await self._answer(await self._reader.read(request, GENERATION), request)
 
     async def edit(self, request: Request) -> Response:
         """Change an image, where a mask says so or everywhere.
@@ -77,14 +76,14 @@ class ImagesEndpoint:
         fields of `POST /v1/images/generations` are taken too; in a form, what is not a text is JSON
         in one text. With `stream` the events are called `image_edit.*`.
         """
-        return await self._answer(await self._reader.read_edit(request), request)
+        return await self._answer(await self._reader.read(request, EDIT), request)
 
     async def vary(self, request: Request) -> Response:
         """Make variations of an image: an edit of everything, which needs no text.
 
         OpenAI has withdrawn this call; use `POST /v1/images/edits`.
         """
-        call = await self._reader.read_edit(request, ImageVariationRequest)
+        call = await self._reader.read(request, VARIATION)
         response = await self._answer(call, request)
         response.headers["Deprecation"] = "true"
         return response

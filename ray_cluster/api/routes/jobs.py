@@ -16,12 +16,11 @@ from starlette.responses import Response
 from ray_cluster.api.access.auth import caller_of, client_of
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import ApiError, not_found
-from ray_cluster.api.input.call_reader import IDEMPOTENCY_KEY, Call, CallReader
+from ray_cluster.api.input.call_reader import IDEMPOTENCY_KEY, JOB, Call, CallReader
 from ray_cluster.api.input.validation import check_query
-from ray_cluster.api.output.event_streams import EventStream
-from ray_cluster.api.output.job_reply import job_reply
-from ray_cluster.api.output.job_stream import OPENING, JobStream, StreamSlots
-from ray_cluster.api.output.refusals import from_refusal
+from ray_cluster.api.output.error_answers import from_refusal
+from ray_cluster.api.output.event_streams import OPENING, EventStream, JobStream, StreamSlots
+from ray_cluster.api.output.reply_writer import job_reply
 from ray_cluster.api.output.resource_schemas import JobList, JobResponse
 from ray_cluster.api.routes.files import url_maker, url_of
 from ray_cluster.api.settings import CurrentSettings
@@ -111,7 +110,7 @@ class JobsEndpoint:
         header `Idempotency-Key`, the same call sent again answers with the same job (status 200
         instead of 202).
         """
-        call = await self._reader.read_job(request)
+        call = await self._reader.read(request, JOB)
         view, is_new = await self._creator.create(call, request)
         response.status_code = HTTPStatus.ACCEPTED if is_new else HTTPStatus.OK
         response.headers["Location"] = url_of(request, f"/v1/jobs/{view.job.job_id}")

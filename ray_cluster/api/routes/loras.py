@@ -11,12 +11,16 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ray_cluster.api.access.auth import caller_of
-from ray_cluster.api.catalog import Catalog, lora_pages
-from ray_cluster.api.errors import ApiError, from_invalid, model_not_found, not_found
+from ray_cluster.api.advice import wrong
+from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.errors import ApiError, model_not_found, not_found
 from ray_cluster.api.input.bounded_body import BodyLimit, BodyMemory, read_object
-from ray_cluster.api.input.lora_schema import LoraList, LoraRegistration, LoraResponse, lora_reply
+from ray_cluster.api.input.schemas import LoraRegistration
 from ray_cluster.api.input.validation import check_query, validate_as
+from ray_cluster.api.output.error_answers import from_invalid
+from ray_cluster.api.output.resource_schemas import LoraList, LoraResponse, lora_reply
 from ray_cluster.api.routes.files import url_of
+from ray_cluster.api.routes.models import lora_pages
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.errors import InvalidRequest
@@ -82,13 +86,8 @@ class LorasEndpoint:
             return
         await self._catalog.refresh()
         if any(one.name == base for one in self._catalog.cascades):
-            raise from_invalid(
-                InvalidRequest(
-                    f"The parameter 'base' names the cascade {base!r}, which is no model of its "
-                    "own; register the LoRA for one of its models.",
-                    "base",
-                )
-            )
+            what = f"names the cascade {base!r}, which is no model of its own"
+            raise wrong("base", what, "part of cascade")
         if base not in self._models:
             raise model_not_found(base, self._models, "base")
 
@@ -144,24 +143,14 @@ def _lora(fields: LoraRegistration, owner: str) -> Lora:
 def _check_source(source: str) -> None:
     """Refuse what no store can fetch, and what others must not read."""
     if not source.isprintable() or source.strip() != source:
-        raise InvalidRequest(
-            "The parameter 'source' holds control characters, or spaces around it; remove them.",
-            "source",
-        )
+        raise wrong("source", "holds control characters, or spaces around it", "remove")
     try:
         has_secret = "@" in urlsplit(source).netloc
     except ValueError:
-        raise InvalidRequest(
-            f"The parameter 'source' is no URL: {source[:100]!r}. Give a path, a URL, "
-            "'builtin:NAME' or 'hf:OWNER/NAME'.",
-            "source",
-        ) from None
+        raise wrong("source", f"is no URL: {source[:100]!r}", "source") from None
     if has_secret:
-        raise InvalidRequest(
-            "The parameter 'source' holds a user or a password, which GET /v1/loras would show. "
-            "Leave them out: the nodes' own settings give access to their storage.",
-            "source",
-        )
+        what = "holds a user or a password, which GET /v1/loras would show"
+        raise wrong("source", what, "credentials")
 
 
 def _too_many(added: LoraAdded) -> ApiError:

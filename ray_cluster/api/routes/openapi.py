@@ -10,16 +10,16 @@ from typing import Any
 from fastapi import FastAPI
 from pydantic import BaseModel
 
-from ray_cluster.api.input.controlnet_schema import PreprocessRequest
-from ray_cluster.api.input.file_ids import ID_PATTERN
+from ray_cluster.api.input.image_store import ID_PATTERN
 from ray_cluster.api.input.schemas import (
     MAX_INPUT_IMAGES,
+    FileUpload,
     ImageEditRequest,
     ImageGenerationRequest,
     ImageVariationRequest,
+    PreprocessRequest,
 )
 from ray_cluster.api.output.resource_schemas import ErrorResponse
-from ray_cluster.api.routes.uploaded_files import FileUpload
 from ray_cluster.api.settings import CurrentSettings
 
 # the endpoints of these calls read the body by themselves, bounded and strictly

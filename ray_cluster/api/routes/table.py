@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from functools import partial
 from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI
@@ -13,27 +13,30 @@ from starlette.responses import Response
 
 from ray_cluster.api.access.auth import key_guard, role_guard
 from ray_cluster.api.access.call_metrics import GatewayMetricsEndpoint
-from ray_cluster.api.catalog import ModelsEndpoint
-from ray_cluster.api.input.controlnet_schema import ControlNetList, PreprocessResponse
-from ray_cluster.api.input.file_ids import FILE_PREFIX
-from ray_cluster.api.input.lora_schema import LoraList, LoraRegistration, LoraResponse
-from ray_cluster.api.input.schemas import ImagesResponse
-from ray_cluster.api.output.event_schema import CompletedEvent, PartialImageEvent
-from ray_cluster.api.output.job_stream import EVENT_NAMES
+from ray_cluster.api.input.image_store import FILE_PREFIX
+from ray_cluster.api.input.schemas import LoraRegistration
+from ray_cluster.api.output.event_streams import EVENT_NAMES
+from ray_cluster.api.output.image_schemas import CompletedEvent, ImagesResponse, PartialImageEvent
 from ray_cluster.api.output.resource_schemas import (
+    ControlNetList,
     ErrorResponse,
+    FileResponse,
     JobList,
     JobResponse,
+    LoraList,
     LoraModelCard,
+    LoraResponse,
     ModelCard,
     ModelList,
+    PreprocessResponse,
 )
 from ray_cluster.api.routes.controlnets import ControlNetsEndpoint
-from ray_cluster.api.routes.files import PATH, FilesEndpoint
+from ray_cluster.api.routes.files import PATH, FilesEndpoint, UploadedFilesEndpoint
 from ray_cluster.api.routes.health import HealthEndpoint
 from ray_cluster.api.routes.images import ImagesEndpoint
 from ray_cluster.api.routes.jobs import JobsEndpoint
 from ray_cluster.api.routes.loras import LorasEndpoint
+from ray_cluster.api.routes.models import ModelsEndpoint
 from ray_cluster.api.routes.openapi import (
     ERRORS,
     errors,
@@ -42,9 +45,7 @@ from ray_cluster.api.routes.openapi import (
     preprocess_body,
     upload_body,
 )
-from ray_cluster.api.routes.plan import PlanEndpoint
-from ray_cluster.api.routes.plan_schema import PlanResponse
-from ray_cluster.api.routes.uploaded_files import FileResponse, UploadedFilesEndpoint
+from ray_cluster.api.routes.plan import PlanEndpoint, PlanResponse
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.sections.keys import Role
 
@@ -89,8 +90,7 @@ def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) ->
     """Add all routes; those below ``/v1``, apart from files, ask for an API key with a role."""
     public = APIRouter()
     guarded = APIRouter(prefix="/v1", dependencies=[Depends(key_guard(settings))])
-    _add_health(public, endpoints)
-    _add_files(public, endpoints.files)
+    _add_public(public, endpoints)
     _add_images(guarded, endpoints.images)
     _add_models(guarded, endpoints.models)
     _add_loras(guarded, endpoints.loras)
@@ -110,7 +110,9 @@ def _add(
     summary: str,
     roles: tuple[Role, ...],
     *,
-    responses: dict[int | str, dict[str, Any]] | None = None,
+    model: Any = None,
+    statuses: tuple[int, ...] = (),
+    more: dict[int | str, dict[str, Any]] | None = None,
     **options: Any,
 ) -> None:
     """Add one route; what answers ``GET`` answers ``HEAD``, unless it is a stream.
@@ -118,6 +120,9 @@ def _add(
     Args:
         call: method and path.
         roles: of which a key must have one; none for what is public.
+        model: of the reply; None where the endpoint returns a response.
+        statuses: of the errors that it documents.
+        more: further replies.
 
     Raises:
         ValueError: no role is named where keys are asked for, or one where none are.
@@ -125,10 +130,15 @@ def _add(
     if bool(roles) != bool(router.dependencies):
         raise ValueError(f"{call}: name a role for what is guarded, and none for what is public")
     method, path = call.split()
+    responses = {**(more or {}), **(errors(*statuses) if statuses else {})}
     if roles:
         options["dependencies"] = [Depends(role_guard(roles))]
         text = f"The API key has not the role {' or '.join(f'`{one}`' for one in roles)}."
-        responses = {**(responses or {}), 403: {"model": ErrorResponse, "description": text}}
+        responses[403] = {"model": ErrorResponse, "description": text}
+    if model is not None:
+        options["response_model"] = model
+    elif more:
+        options["response_class"] = Response
     if method == "GET" and not path.endswith("/events"):
         # the server leaves the body out
         router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, **options)
@@ -137,48 +147,29 @@ def _add(
     )
 
 
-def _add_health(router: APIRouter, endpoints: Endpoints) -> None:
-    health, tags = endpoints.health, ["health"]
-    _add(router, "GET /healthz", health.live, "Does it live?", _NOBODY, tags=tags)
-    _add(
-        router,
-        "GET /readyz",
-        health.ready,
-        "Would a call be served?",
-        _NOBODY,
-        tags=tags,
-        responses=errors(503),
-    )
-    _add(
-        router,
+def _add_public(router: APIRouter, endpoints: Endpoints) -> None:
+    add = partial(_add, router, tags=["health"], roles=_NOBODY)
+    health, metrics = endpoints.health, endpoints.metrics
+    add("GET /healthz", health.live, "Does it live?")
+    add("GET /readyz", health.ready, "Would a call be served?", statuses=(503,))
+    add(
         "GET /metrics",
-        endpoints.metrics.scrape,
+        metrics.scrape,
         "What all processes have counted, for Prometheus",
-        _NOBODY,
-        tags=tags,
-        response_class=Response,
-        responses={
-            200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."},
-            **errors(503),
-        },
+        statuses=(503,),
+        more={200: {"content": {"text/plain": {}}, "description": "Prometheus' text format."}},
     )
-
-
-def _add_files(router: APIRouter, files: FilesEndpoint) -> None:
     # a link must work where no header can be sent, as in a page; its id is the key
-    _add(
-        router,
+    add(
         f"GET {PATH}/{{file_id}}",
-        files.download,
+        endpoints.files.download,
         "Fetch an image that a reply links to",
-        _NOBODY,
-        tags=["images"],
-        response_class=Response,
-        responses={
+        statuses=(404, 503),
+        more={
             200: {"content": {"image/*": {}}, "description": "The image."},
             304: {"description": "You have it: `If-None-Match` is its ETag."},
-            **errors(404, 503),
         },
+        tags=["images"],
     )
 
 
@@ -190,199 +181,136 @@ def _add_images(router: APIRouter, images: ImagesEndpoint) -> None:
     }
     for name, (endpoint, summary, operation_id) in calls.items():
         kind = "image_generation" if name == "generations" else "image_edit"
+        partial_image, completed = f"{kind}.partial_image", f"{kind}.completed"
+        text = f"The images; with `stream`, the events `{partial_image}` and `{completed}`."
+        events: dict[str, type[BaseModel]] = {
+            partial_image: PartialImageEvent,
+            completed: CompletedEvent,
+        }
+        content = event_stream({**events, "error": ErrorResponse})
         _add(
             router,
             f"POST /images/{name}",
             endpoint,
             summary,
             _USE,
+            statuses=tuple(ERRORS),
+            more={200: {"model": ImagesResponse, "description": text, "content": content}},
             tags=["images"],
             operation_id=operation_id,
             deprecated=name == "variations",
-            response_class=Response,
-            responses={
-                200: {
-                    "model": ImagesResponse,
-                    "description": "The images; with `stream`, the events "
-                    f"`{kind}.partial_image` and `{kind}.completed`.",
-                    "content": event_stream(_image_events(kind)),
-                },
-                **errors(*ERRORS),
-            },
             openapi_extra={"parameters": [_IDEMPOTENCY_KEY]},
         )
 
 
-def _image_events(kind: str) -> dict[str, type[BaseModel]]:
-    return {
-        f"{kind}.partial_image": PartialImageEvent,
-        f"{kind}.completed": CompletedEvent,
-        "error": ErrorResponse,
-    }
-
-
 def _add_models(router: APIRouter, models: ModelsEndpoint) -> None:
-    _add(
-        router,
+    add = partial(_add, router, roles=_USE, tags=["models"])
+    add(
         "GET /models",
         models.list,
         "List the models that are ready",
-        _USE,
-        tags=["models"],
+        model=ModelList,
+        statuses=(401, 503),
         operation_id="listModels",
-        response_model=ModelList,
-        responses=errors(401, 503),
     )
-    _add(
-        router,
+    add(
         "GET /models/{model:path}",
         models.retrieve,
         "Describe a model",
-        _USE,
-        tags=["models"],
+        model=ModelCard | LoraModelCard,
+        statuses=(401, 404, 503),
         operation_id="retrieveModel",
-        response_model=ModelCard | LoraModelCard,
-        responses=errors(401, 404, 503),
     )
 
 
 def _add_loras(router: APIRouter, loras: LorasEndpoint) -> None:
-    one: dict[str, Any] = {"tags": ["loras"], "response_model": LoraResponse}
-    schema = inlined_schema(LoraRegistration)
-    _add(
-        router,
+    add, readers = partial(_add, router, tags=["loras"]), (*_USE, *_LORAS)
+    text = "It was registered before, as it is."
+    content = {"application/json": {"schema": inlined_schema(LoraRegistration)}}
+    add(
         "POST /loras",
         loras.create,
         "Register a LoRA",
         _LORAS,
+        model=LoraResponse,
+        statuses=(400, 401, 404, 408, 409, 413, 415, 431, 503),
+        more={200: {"model": LoraResponse, "description": text}},
         status_code=201,
-        responses={
-            200: {"model": LoraResponse, "description": "It was registered before, as it is."},
-            **errors(400, 401, 404, 408, 409, 413, 415, 431, 503),
-        },
-        openapi_extra={
-            "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}
-        },
-        **one,
+        openapi_extra={"requestBody": {"required": True, "content": content}},
     )
-    _add(
-        router,
-        "GET /loras",
-        loras.list,
-        "List LoRAs",
-        (*_USE, *_LORAS),
-        tags=["loras"],
-        response_model=LoraList,
-        responses=errors(400, 401, 503),
-    )
-    one["responses"], path = errors(401, 404, 503), "/loras/{name}"
-    _add(router, f"GET {path}", loras.retrieve, "Describe a LoRA", (*_USE, *_LORAS), **one)
-    _add(router, f"DELETE {path}", loras.remove, "Remove a LoRA", _LORAS, **one)
+    statuses = (400, 401, 503)
+    add("GET /loras", loras.list, "List LoRAs", readers, model=LoraList, statuses=statuses)
+    add = partial(add, model=LoraResponse, statuses=(401, 404, 503))
+    add("GET /loras/{name}", loras.retrieve, "Describe a LoRA", readers)
+    add("DELETE /loras/{name}", loras.remove, "Remove a LoRA", _LORAS)
 
 
 def _add_controlnets(router: APIRouter, controlnets: ControlNetsEndpoint) -> None:
-    tags: list[str | Enum] = ["controlnets"]
-    _add(
-        router,
+    add = partial(_add, router, roles=_USE, tags=["controlnets"])
+    add(
         "GET /controlnets",
         controlnets.list,
         "List ControlNets and detectors",
-        _USE,
-        tags=tags,
-        response_model=ControlNetList,
-        responses=errors(401, 503),
+        model=ControlNetList,
+        statuses=(401, 503),
     )
-    _add(
-        router,
+    add(
         "POST /preprocess",
         controlnets.preprocess,
         "Make the map of an image",
-        _USE,
-        tags=tags,
-        response_class=Response,
-        responses={
-            200: {"model": PreprocessResponse, "description": "The map."},
-            **errors(400, 401, 408, 413, 415, 431, 503),
-        },
+        statuses=(400, 401, 408, 413, 415, 431, 503),
+        more={200: {"model": PreprocessResponse, "description": "The map."}},
         openapi_extra={"requestBody": preprocess_body()},
     )
 
 
 def _add_plan(router: APIRouter, plan: PlanEndpoint) -> None:
-    options: dict[str, Any] = {"tags": ["plan"], "response_model": PlanResponse}
-    options["responses"] = errors(401, 404, 503)
-    _add(router, "GET /plan", plan.show, "Show the plan", (*_USE, *_OPERATE), **options)
-    _add(router, "POST /plan/pause", plan.pause, "Pause planning", _OPERATE, **options)
-    _add(router, "POST /plan/resume", plan.resume, "Resume planning", _OPERATE, **options)
+    add = partial(_add, router, model=PlanResponse, statuses=(401, 404, 503), tags=["plan"])
+    add("GET /plan", plan.show, "Show the plan", (*_USE, *_OPERATE))
+    add("POST /plan/pause", plan.pause, "Pause planning", _OPERATE)
+    add("POST /plan/resume", plan.resume, "Resume planning", _OPERATE)
 
 
 def _add_uploads(router: APIRouter, uploads: UploadedFilesEndpoint) -> None:
-    one: dict[str, Any] = {"tags": ["files"], "response_model": FileResponse}
-    _add(
-        router,
-        f"POST {PATH.removeprefix('/v1')}",
+    add = partial(_add, router, roles=_USE, model=FileResponse, tags=["files"])
+    path = PATH.removeprefix("/v1")
+    add(
+        f"POST {path}",
         uploads.create,
         "Upload an image",
-        _USE,
+        statuses=(400, 401, 408, 413, 415, 431, 503),
         operation_id="createFile",
-        responses=errors(400, 401, 408, 413, 415, 431, 503),
         openapi_extra={"requestBody": upload_body()},
-        **one,
     )
-    _add(
-        router,
-        f"GET {PATH.removeprefix('/v1')}/{FILE_PREFIX}{{digest}}",
-        uploads.retrieve,
-        "Describe an uploaded image",
-        _USE,
-        responses=errors(401, 404, 503),
-        **one,
-    )
+    path, text = f"GET {path}/{FILE_PREFIX}{{digest}}", "Describe an uploaded image"
+    add(path, uploads.retrieve, text, statuses=(401, 404, 503))
 
 
 def _add_jobs(router: APIRouter, jobs: JobsEndpoint) -> None:
-    one: dict[str, Any] = {"tags": ["jobs"], "response_model": JobResponse}
-    _add(
-        router,
+    add = partial(_add, router, roles=_USE, tags=["jobs"])
+    known = {"model": JobResponse, "description": "The job that this key has named before."}
+    add(
         "POST /jobs",
         jobs.create,
         "Have images made, whoever goes away",
-        _USE,
+        model=JobResponse,
+        statuses=(400, 401, 404, 408, 413, 415, 422, 429, 431, 503),
+        more={200: known},
         status_code=202,
-        responses={
-            200: {"model": JobResponse, "description": "The job that this key has named before."},
-            **errors(400, 401, 404, 408, 413, 415, 422, 429, 431, 503),
-        },
         openapi_extra={"parameters": [_IDEMPOTENCY_KEY]},
-        **one,
     )
-    _add(
-        router,
-        "GET /jobs",
-        jobs.list,
-        "List your jobs",
-        _USE,
-        tags=["jobs"],
-        response_model=JobList,
-        responses=errors(400, 401, 404, 503),
-    )
-    _add(
-        router,
+    statuses = (400, 401, 404, 503)
+    add("GET /jobs", jobs.list, "List your jobs", model=JobList, statuses=statuses)
+    content = event_stream(dict.fromkeys(EVENT_NAMES, JobResponse))
+    text = "The events; each tells the whole job as it is."
+    add(
         "GET /jobs/{job_id}/events",
         jobs.events,
         "Watch a job",
-        _USE,
-        tags=["jobs"],
-        response_class=Response,
-        responses={
-            200: {
-                "content": event_stream(dict.fromkeys(EVENT_NAMES, JobResponse)),
-                "description": "The events; each tells the whole job as it is.",
-            },
-            **errors(401, 404, 429, 503),
-        },
+        statuses=(401, 404, 429, 503),
+        more={200: {"content": content, "description": text}},
         openapi_extra={"parameters": [_LAST_EVENT_ID]},
     )
-    one["responses"], path = errors(401, 404, 503), "/jobs/{job_id}"
-    _add(router, f"GET {path}", jobs.retrieve, "How far is a job?", _USE, **one)
-    _add(router, f"DELETE {path}", jobs.cancel, "Cancel a job", _USE, **one)
+    add = partial(add, model=JobResponse, statuses=(401, 404, 503))
+    add("GET /jobs/{job_id}", jobs.retrieve, "How far is a job?")
+    add("DELETE /jobs/{job_id}", jobs.cancel, "Cancel a job")

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ray_cluster.api.input.schemas import REFUSED, ImageEditRequest
+from ray_cluster.api.advice import REFUSED
+from ray_cluster.api.input.schemas import ImageEditRequest
 from ray_cluster.api.input.validation import validate, validate_as
-from ray_cluster.api.resolve.edits import EditImages, WantedImages
+from ray_cluster.api.resolve.edits import EditImages
 from ray_cluster.api.resolve.loras import BasedLora
+from ray_cluster.api.resolve.wanted import WantedImages
 from ray_cluster.cli.images.edit_inputs import EditInputs
 from ray_cluster.cli.images.lora_options import LocalLora, local_loras
 from ray_cluster.config.loading import ClusterConfig

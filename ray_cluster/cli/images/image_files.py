@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ray_cluster.api.input.schemas import ImageFidelity
+from ray_cluster.api.output.image_schemas import ImageFidelity
 from ray_cluster.cli.output import stdout
 from ray_cluster.errors import ConfigError, InvalidRequest, RayClusterError
 from ray_cluster.requests import ImageFormat

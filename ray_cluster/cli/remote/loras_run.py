@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ray_cluster.api.input.lora_schema import LoraResponse
+from ray_cluster.api.output.resource_schemas import LoraResponse
 from ray_cluster.cli.output import print_table, stderr, stdout
 from ray_cluster.cli.remote.job_view import one_line
 from ray_cluster.cli.remote.remote_service import RemoteService, do_each

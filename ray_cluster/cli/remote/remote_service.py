@@ -14,17 +14,18 @@ from pydantic import BaseModel
 from rich.console import Console
 
 from ray_cluster.api.input.call_reader import IDEMPOTENCY_KEY
-from ray_cluster.api.input.controlnet_schema import ControlNetList
-from ray_cluster.api.input.lora_schema import LoraList, LoraResponse
 from ray_cluster.api.output.resource_schemas import (
+    ControlNetList,
     ErrorDetail,
     ErrorResponse,
     JobList,
     JobResponse,
+    LoraList,
+    LoraResponse,
     ModelCard,
     ModelList,
 )
-from ray_cluster.api.routes.plan_schema import PlanResponse
+from ray_cluster.api.routes.plan import PlanResponse
 from ray_cluster.cli.output import command, complain, stdout, warn
 from ray_cluster.config.loading import ClusterConfig, environment_key
 from ray_cluster.errors import ConfigError, InvalidRequest, RayClusterError

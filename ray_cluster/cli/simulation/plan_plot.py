@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
-from ray_cluster.api.routes.plan_schema import PlanResponse, RoundCard
+from ray_cluster.api.routes.plan import PlanResponse, RoundCard
 from ray_cluster.cli.output import needs_extra, stderr
 from ray_cluster.cli.simulation.plots import draw_plot
 from ray_cluster.errors import ConfigError

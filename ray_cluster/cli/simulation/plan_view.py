@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ray_cluster.api.routes.plan_schema import PlannedPoolCard, PlanResponse, RoundCard
+from ray_cluster.api.routes.plan import PlannedPoolCard, PlanResponse, RoundCard
 from ray_cluster.cli.output import print_table, stderr, stdout
 from ray_cluster.errors import ConfigError
 

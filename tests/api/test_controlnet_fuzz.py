@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 
 from tests.api.checks import URL, error_of
-from tests.api.control_calls import RED, SKETCH, controls_fake, controls_http
+from tests.api.controlnet_calls import RED, SKETCH, controls_fake, controls_http
 from tests.api.edit_calls import EDITS, IMAGE, MASK, VARIATIONS, coded, mask_of, parts
 from tests.imaging.hostile import hostile_files
 

@@ -17,7 +17,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.imaging.detectors import Pixels
 from ray_cluster.requests import BlobRef, ImageRequest
 from ray_cluster.storage.inputs import OPEN_OWNER, InputStore
-from tests.api.conftest import NOW_S, shapes_config, shapes_profile
+from tests.api.conftest import NOW_S, http_of, shapes_config, shapes_profile
 from tests.api.edit_calls import coded
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 from tests.imaging.pictures import file_of
@@ -67,8 +67,7 @@ async def controls_http(
         results=memory_results(),
         images=sent_images(url),
     )
-    transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    async with http_of(app, raise_app_exceptions=False) as http:
         yield http
 
 

@@ -14,7 +14,8 @@ from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.storage.inputs import OPEN_OWNER, input_name
 from tests.api.checks import URL, check_error, error_of
-from tests.api.control_calls import RED, SKETCH, controls_config, entry
+from tests.api.conftest import http_of
+from tests.api.controlnet_calls import RED, SKETCH, controls_config, entry
 from tests.api.edit_calls import EDITS, IMAGE, JOBS, coded, parts, picture
 from tests.api.test_cascades import profiles
 from tests.api.test_jobs import ended
@@ -38,8 +39,7 @@ async def calls(cell: JobsCell, replica: Replica) -> AsyncIterator[httpx.AsyncCl
         results=cell.results,
         images=SentImages(cell.inputs, PlainChecks()),
     )
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as http:
+    async with http_of(app) as http:
         yield http
 
 

@@ -1,0 +1,158 @@
+"""From what a call wants to its image requests: which model or models make them, and how."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from starlette.requests import Request
+
+from ray_cluster.api.access.auth import caller_of, check_priority, owner_of
+from ray_cluster.api.access.middleware import request_id_of
+from ray_cluster.api.advice import wrong
+from ray_cluster.api.catalog import Catalog
+from ray_cluster.api.resolve.controlnets import ControlNets
+from ray_cluster.api.resolve.loras import LoraResolver
+from ray_cluster.api.resolve.prompts import PromptCheck
+from ray_cluster.api.resolve.wanted import WantedImages
+from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.errors import InvalidRequest
+from ray_cluster.policies.cascade import cascade_entry, entry_for_quality
+from ray_cluster.policies.types import CascadeEntry, EntryReason
+from ray_cluster.protocol.settings import CascadeModel
+from ray_cluster.requests import CascadeUse, ImageRequest, LightStage
+
+# of all images in one reply: four bytes of base64 each, and Ray's messages end at 256 MiB
+MAX_INLINE_PIXELS = 48_000_000
+# what a call says of sampling is meant for the heavy model
+_OF_THE_HEAVY = (
+    *("num_inference_steps", "guidance_scale", "sampler"),
+    *("fidelity", "allow", "min_inference_steps"),
+)
+# parameters that the light model may not take -> why such a call goes to the heavy one
+_UNSUPPORTED: dict[str, EntryReason] = {
+    "size": "size",
+    "negative_prompt": "negative_prompt",
+    "mask": "edit",
+    "model": "edit",
+    "strength": "edit",
+}
+
+
+class RequestResolver:
+    """Makes the image requests of calls: of one model, or of the two of a cascade."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        prompts: PromptCheck,
+        loras: LoraResolver,
+        controlnets: ControlNets,
+        settings: CurrentSettings,
+    ) -> None:
+        self._catalog = catalog
+        self._prompts = prompts
+        self._loras = loras
+        self._controlnets = controlnets
+        self._settings = settings
+
+    async def resolve(
+        self, request: Request, wanted: WantedImages, *, is_inline: bool
+    ) -> tuple[ImageRequest, ...]:
+        """Return one request per image; LoRAs are found, prompts checked and maps made.
+
+        Args:
+            wanted: without LoRAs.
+            is_inline: whether the reply holds the images.
+
+        Raises:
+            ApiError: there is no such model, or it has no replica yet; or the key may not do this.
+            InvalidRequest: a value is out of the model's bounds, or the reply would be too large.
+        """
+        check_priority(request, wanted.fields.priority)
+        fields, loras = await self._loras.resolve(wanted.fields)
+        wanted = replace(wanted, fields=fields, loras=loras)
+        cascade = self._settings.cascade(fields.model)
+        if cascade is not None:
+            requests = await self._of_cascade(wanted, cascade)
+        else:
+            requests = await self._of(fields.model, wanted)
+        if is_inline:
+            _check_inline(requests)
+        requests = await self._controlnets.with_maps(request, requests, wanted.controlnets)
+        call_id = request_id_of(request)
+        owner, caller = owner_of(request), caller_of(request)
+        return tuple(replace(one, call_id=call_id, owner=owner, caller=caller) for one in requests)
+
+    async def _of(self, model: str | None, wanted: WantedImages) -> tuple[ImageRequest, ...]:
+        profile = await self._catalog.profile(model)
+        requests = wanted.of(profile, self._settings.limits)
+        await self._prompts.check(wanted.fields, profile)
+        return requests
+
+    async def _of_cascade(
+        self, wanted: WantedImages, cascade: CascadeModel
+    ) -> tuple[ImageRequest, ...]:
+        """Return one request per image; errors are of the heavy model, where either may make it."""
+        alone = entry_for_quality(wanted.fields.quality)
+        if alone == "light":
+            requests = await self._of(cascade.light, wanted)
+            return _alone(requests, cascade.name, "light", "quality")
+        requests = await self._of(cascade.heavy, wanted)
+        if alone == "heavy":
+            return _alone(requests, cascade.name, "heavy", "quality")
+        if wanted.loras or wanted.controlnets:
+            # they are made for one model
+            return _alone(requests, cascade.name, "heavy", "add_ons")
+        first = requests[0]
+        # the size is the heavy model's where the call leaves it open
+        changes: dict[str, Any] = {"n": 1, "seed": first.seed}
+        if wanted.images is None:
+            changes["size"] = f"{first.width_px}x{first.height_px}"
+        light_fields = wanted.fields.model_copy(update={**dict.fromkeys(_OF_THE_HEAVY), **changes})
+        try:
+            [light] = await self._of(cascade.light, replace(wanted, fields=light_fields))
+        except InvalidRequest as error:
+            reason = _UNSUPPORTED.get(error.param or "", "prompt")
+            return _alone(requests, cascade.name, "heavy", reason)
+        # both must make the same part of it, at the same size
+        supported = {"mask"} if _is_alike(light, first) else set[str]()
+        if cascade_entry((), supported, is_edit=wanted.images is not None) == "heavy":
+            return _alone(requests, cascade.name, "heavy", "edit")
+        stage = LightStage(
+            model=light.model,
+            discriminator=cascade.discriminator,
+            num_steps=light.num_steps,
+            guidance_scale=light.guidance_scale,
+            sampler=light.sampler,
+            embeds_guidance=light.embeds_guidance,
+            schedule_steps=None if light.edit is None else light.schedule_steps,
+        )
+        use = CascadeUse(cascade.name, stage)
+        return tuple(replace(one, cascade=use) for one in requests)
+
+
+def _is_alike(light: ImageRequest, heavy: ImageRequest) -> bool:
+    """Whether both models make an edit of the same pixels."""
+    if light.size_px != heavy.size_px or light.edit is None or heavy.edit is None:
+        return light.size_px == heavy.size_px and light.edit == heavy.edit
+    return replace(light.edit, schedule_steps=heavy.edit.schedule_steps) == heavy.edit
+
+
+def _alone(
+    requests: Sequence[ImageRequest], name: str, entry: CascadeEntry, reason: EntryReason
+) -> tuple[ImageRequest, ...]:
+    use = CascadeUse(name, None, entry, reason)
+    return tuple(replace(one, cascade=use) for one in requests)
+
+
+def _check_inline(requests: Sequence[ImageRequest]) -> None:
+    """Refuse images that would be made, and then not fit into the reply."""
+    sizes = [one.output_px for one in requests]
+    num_pixels = sum(width * height for width, height in sizes)
+    if num_pixels > MAX_INLINE_PIXELS:
+        size, most = "{}x{}".format(*sizes[0]), MAX_INLINE_PIXELS / 1e6
+        what = f"is not 'url', and the reply would hold {len(sizes)} images of {size}"
+        what = f"{what}, {num_pixels / 1e6:.0f} million pixels; it can hold {most:.0f} million"
+        raise wrong("response_format", what, "inline", code="reply_too_large")
