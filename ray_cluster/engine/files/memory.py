@@ -2,7 +2,8 @@
 
 Weights are counted from the headers of the files. Activations are counted by running the real
 modules on fake tensors (shapes without data) and following every allocation, so the number holds
-for any architecture that the executor covers.
+for any architecture that the executor covers. That takes seconds: of built-in models the numbers
+were written down beforehand.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.batch.token_layout import SizeGroup, layout_of
 from ray_cluster.engine.files.folders import component_config, denoiser_name
 from ray_cluster.engine.files.weights import component_weights, is_text_encoder, vae_dtype
+from ray_cluster.engine.known_activations import KnownActivations
 from ray_cluster.engine.models.denoisers import (
     build_executor,
     guidance_kind,
@@ -135,9 +137,13 @@ def step_bytes(
         dtype: of the weights; this CPU may compute in another (``wide_layers.py``).
         device: of one that is no CPU, what its libraries copy is not counted.
     """
-    # packed weights are in the layout already
-    copies = device.type == "cpu" and not packs(dtype)
+    copies = _copies_weights(dtype, device)
     return _step_bytes(json.dumps(config, sort_keys=True), latent_hw, rows, dtype, copies=copies)
+
+
+def _copies_weights(dtype: torch.dtype, device: torch.device) -> bool:
+    # packed weights are in the layout already
+    return device.type == "cpu" and not packs(dtype)
 
 
 # seconds of work that pools of the same model, and a check before a load, share
@@ -268,6 +274,7 @@ def model_need(
     dtype: torch.dtype,
     max_batch: int,
     device: torch.device = _CPU,
+    known: KnownActivations | None = None,
 ) -> MemoryNeed:
     """Return what a model needs for images of each size, from its files alone.
 
@@ -283,16 +290,24 @@ def model_need(
     # are made of
     followed = dtype if device.type == "cpu" else torch.float32
     share, of_vae = dtype.itemsize / followed.itemsize, vae_dtype(vae, dtype)
+    known = KnownActivations.of(folder) if known is None else known
+    way = "copied" if _copies_weights(followed, device) else "packed"
     activation = {}
     for size in sizes:
         latent_hw = (size[1] // factor, size[0] // factor)
         one, two = (
-            share * step_bytes(model, latent_hw, n * per_request, followed, device) for n in (1, 2)
+            share
+            * known.found(
+                f"step of {rows}, {way}",
+                model,
+                latent_hw,
+                followed,
+                partial(step_bytes, model, latent_hw, rows, followed, device),
+            )
+            for rows in (per_request, 2 * per_request)
         )
         together = decode_batch(latent_hw[0] * latent_hw[1], max_batch, device)
-        coding = max(
-            count(vae, latent_hw, device, of_vae) for count in (decode_bytes, encode_bytes)
-        )
+        coding = _larger_coding(known, vae, latent_hw, device, of_vae)
         activation[size] = ActivationCost(
             fixed_bytes=int(max(0, 2 * one - two) + together * coding),
             per_row_bytes=int(two - one),
@@ -309,6 +324,25 @@ def model_need(
         encoder_bytes=encoder_bytes - encoder_layer,
         pinned_weights_bytes=encoder_layer + sum(one.layer_bytes for one in others),
         context_bytes=CUDA_CONTEXT_BYTES if device.type == "cuda" else 0,
+    )
+
+
+def _larger_coding(
+    known: KnownActivations,
+    vae: dict[str, Any],
+    latent_hw: tuple[int, int],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> int:
+    return max(
+        known.found(
+            f"{name} on {device.type}",
+            vae,
+            latent_hw,
+            dtype,
+            partial(count, vae, latent_hw, device, dtype),
+        )
+        for name, count in (("decode", decode_bytes), ("encode", encode_bytes))
     )
 
 
