@@ -1,5 +1,6 @@
 """What holds for every test: no downloads, one compute thread per process, Ray without extras."""
 
+import gc
 import os
 import socket
 
@@ -23,6 +24,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.slices import End, Slice
+
+# until all tests are collected: a quarter of that time went into looking for garbage
+gc.disable()
 
 # how many examples a property is tried with: `--hypothesis-profile thorough` is for the slices of
 # slow tests. The clock of a shared machine proves nothing
@@ -62,6 +66,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if on_gpu and not _has_gpu():
         for item in on_gpu:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    # a million objects that stay until the end
+    gc.freeze()
+    gc.enable()
 
 
 class _Failures:
