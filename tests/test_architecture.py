@@ -86,9 +86,8 @@ PLANTED = [
     ("ray_cluster/engine/a.py", "from ray_cluster.deployments.app import x", "direction"),
     ("ray_cluster/engine/a.py", "from ray import serve", "direction"),
     ("ray_cluster/engine/a.py", "def f():\n    from fastapi import FastAPI", "direction"),
-    ("ray_cluster/engine/a.py", "from ray_cluster.api.input.schemas import x", "direction")(
-        "ray_cluster/api/a.py", "import ray", "direction"
-    ),
+    ("ray_cluster/engine/a.py", "from ray_cluster.api.input.schemas import x", "direction"),
+    ("ray_cluster/api/a.py", "import ray", "direction"),
     ("ray_cluster/api/a.py", "from fastapi import Request\nimport pydantic", None),
     ("ray_cluster/engine/a.py", "import torch\nfrom ray_cluster.policies.types import x", None),
     ("ray_cluster/simulator/a.py", "import ray_cluster.engine.step", "direction"),

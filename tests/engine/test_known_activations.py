@@ -11,8 +11,8 @@ import torch
 
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.files import memory
+from ray_cluster.engine.files.known_activations import KnownActivations, written_down
 from ray_cluster.engine.files.memory import model_need
-from ray_cluster.engine.known_activations import KnownActivations, written_down
 from ray_cluster.engine.models.loading import inspect_model, plan_model
 from ray_cluster.models.builtin import BUILTIN_MODELS, builtin_folder
 

@@ -27,8 +27,8 @@ from torch.utils._pytree import tree_leaves
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.batch.token_layout import SizeGroup, layout_of
 from ray_cluster.engine.files.folders import component_config, denoiser_name
+from ray_cluster.engine.files.known_activations import KnownActivations
 from ray_cluster.engine.files.weights import component_weights, is_text_encoder, vae_dtype
-from ray_cluster.engine.known_activations import KnownActivations
 from ray_cluster.engine.models.denoisers import (
     build_executor,
     guidance_kind,
