@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from ray_cluster.cli.service.ray_service import RayService
 
 _READY_S = 30.0
-_WATCH_S = 5.0
+# each look takes Serve and this process some 50 ms of CPU time
+_WATCH_S = 10.0
 # for images that are being made when a signal comes
 _DRAIN_S = 10.0
 _POLL_S = 0.2
