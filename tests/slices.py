@@ -48,6 +48,7 @@ class End:
     """Skips what is left after some minutes, and the test that runs then.
 
     A signal from outside would leave what a test has started: here every fixture comes to its end.
+    A coroutine is not cut off: its loop would wait for tasks that only the test can end.
     """
 
     def __init__(self, minutes: float) -> None:
@@ -64,6 +65,8 @@ class End:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        if item.get_closest_marker("asyncio"):
+            return (yield)
         left_s = max(0.0, self._end_s - time.monotonic())
         here = threading.get_ident()
         timer = threading.Timer(left_s, signal.pthread_kill, (here, signal.SIGUSR1))

@@ -61,17 +61,32 @@ def test_what_has_not_begun_at_the_end_is_skipped_by_name() -> None:
 
 
 @pytest.mark.usefixtures("own_signal")
-def test_a_test_that_runs_at_the_end_is_cut_off_and_one_that_is_done_is_not() -> None:
-    end = End(0.3 / 60)
-    done = iter(end.pytest_runtest_call(item("done.py")))
-    next(done)
-    with pytest.raises(StopIteration):
-        next(done)
-    running = iter(end.pytest_runtest_call(item("running.py")))
-    next(running)
+@pytest.mark.parametrize("marks", [(), ("asyncio",)], ids=["function", "coroutine"])
+def test_a_function_that_runs_at_the_end_is_cut_off_and_a_coroutine_is_not(
+    marks: tuple[str, ...],
+) -> None:
+    end, is_cut = End(0.5 / 60), False
+    running = iter(end.pytest_runtest_call(item("running.py", *marks)))
     started_s = time.monotonic()
-    with pytest.raises(pytest.skip.Exception, match=r"running\.py::test"):
-        time.sleep(30)
+    try:
+        next(running)
+        time.sleep(30 if not marks else 1)
+    except pytest.skip.Exception as cut:
+        is_cut = "running.py::test" in str(cut)
+    assert is_cut is not bool(marks)
     assert time.monotonic() - started_s < 20
     with pytest.raises(StopIteration):
         next(running)
+
+
+@pytest.mark.usefixtures("own_signal")
+def test_a_test_that_is_done_before_the_end_is_not_cut_off() -> None:
+    done = iter(End(0.5 / 60).pytest_runtest_call(item("done.py")))
+    is_cut = False
+    try:
+        next(done)
+        assert next(done, None) is None
+        time.sleep(1)
+    except pytest.skip.Exception:
+        is_cut = True
+    assert not is_cut
