@@ -32,6 +32,7 @@ def made(subject: Subject, requests: list[ImageRequest]) -> Images:
     )
 
 
+@pytest.mark.slow
 def test_both_sides_make_the_same_images_and_maps_change_them() -> None:
     subject = load_subject()
     requests = controlled_requests(2, 3, px=64, num_steps=4)

@@ -34,6 +34,7 @@ def pipeline(subject: Subject) -> Any:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strength", [1.0, 0.6])
 def test_engine_and_pipeline_make_the_same_edits(
     subject: Subject, pipeline: Any, strength: float

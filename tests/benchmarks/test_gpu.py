@@ -56,6 +56,7 @@ def run_suite(*arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_suite_runs_without_ray_and_writes_results_and_profiles(tmp_path: Path) -> None:
     # the other family runs in the tests below
@@ -102,6 +103,7 @@ def test_the_suite_runs_without_ray_and_writes_results_and_profiles(tmp_path: Pa
         assert {row.key.uses_guidance for row in profile.rows} == {not family.embeds_guidance}
 
 
+@pytest.mark.slow
 def test_whole_pipelines_are_planned_run_and_timed(settings: Settings, tmp_path: Path) -> None:
     record = Record(tmp_path / "part.json", 1000.0)
     parts.run_part("whole", settings, record)

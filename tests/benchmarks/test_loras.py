@@ -17,6 +17,7 @@ from benchmarks.loras.subject import chosen, different, read_styles
 from ray_cluster.engine.adapters.factors import write_factors
 
 
+@pytest.mark.slow
 def test_every_way_makes_the_images_that_diffusers_makes(tmp_path: Path) -> None:
     subject, settings = load_subject(), replace(quick_lora_settings(), num_steps=4)
     for style, factors in read_styles().items():

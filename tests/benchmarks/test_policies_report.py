@@ -33,6 +33,7 @@ def test_experiments_of_the_folder_are_called_like_their_files() -> None:
         assert yaml.safe_load(path.read_text())["name"] == path.stem
 
 
+@pytest.mark.slow
 def test_one_command_runs_what_is_asked_for_and_writes_one_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
