@@ -20,6 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         items[number] = item
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    """Stop the shared service behind the last test of this folder: it would slow all others."""
+    if nextitem is None or Path(__file__).parent not in nextitem.path.parents:
+        shared.close()
+
+
 def _has_its_own(item: pytest.Item) -> bool:
     names, module = getattr(item, "fixturenames", ()), getattr(item, "module", None)
     return "service" not in names or hasattr(module, "service")
