@@ -16,6 +16,38 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 60
 # files side by side in a folder that users get; what belongs together is a folder of its own
 MAX_FILES = 12
+# lines of each room; a commit that raises one says why
+BUDGET: dict[str, int] = {
+    "api": 8_300,
+    "benchmarks": 16_800,
+    "cell": 950,
+    "cli": 8_350,
+    "codec": 400,
+    "compat": 100,
+    "config": 2_650,
+    "control": 1_000,
+    "deployments": 2_050,
+    "dispatch": 6_450,
+    "engine": 14_550,
+    "errors": 150,
+    "imaging": 2_100,
+    "jobs": 3_350,
+    "kernels": 1_250,
+    "models": 2_400,
+    "observability": 1_100,
+    "policies": 9_800,
+    "process": 200,
+    "protocol": 2_300,
+    "quality": 1_300,
+    "replica": 5_700,
+    "requests": 750,
+    "root": 50,
+    "simulator": 8_350,
+    "storage": 800,
+    "tests": 79_700,
+    "training": 4_400,
+    "transport": 1_450,
+}
 
 # each floor sees those below it; rooms of one floor do not see each other
 FLOORS = (
@@ -149,6 +181,18 @@ def full_folders(paths: list[Path]) -> list[str]:
     inside = [path for path in paths if path.parts[0] in SHIPPED and path.name != "__init__.py"]
     counts = Counter(path.parent.as_posix() for path in inside)
     return [f"{folder}: {n} files" for folder, n in counts.items() if n > MAX_FILES]
+
+
+def over_budget(sources: list[Source]) -> list[str]:
+    """Which rooms have more lines than they may, or no budget."""
+    counts = Counter[str]()
+    for source in sources:
+        counts[source.layer] += source.num_lines
+    return [
+        f"{room}: {count} lines, at most {BUDGET.get(room, 0)}"
+        for room, count in sorted(counts.items())
+        if count > BUDGET.get(room, 0)
+    ]
 
 
 def load(root: Path, path: Path) -> Source:

@@ -5,7 +5,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.architecture import LINKED, Breach, Source, check, files, full_folders, load, route
+from tests.architecture import (
+    LINKED,
+    Breach,
+    Source,
+    check,
+    files,
+    full_folders,
+    load,
+    over_budget,
+    route,
+)
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -34,6 +44,7 @@ def test_every_file_keeps_the_rules(sources: list[Source]) -> None:
             breaches.append(Breach(chain[0], 1, "route", said))
     assert not breaches, "\n" + "\n".join(map(str, breaches))
     assert not (full := full_folders(files(ROOT))), full
+    assert not (over := over_budget(sources)), "\n".join(over)
 
 
 @pytest.mark.parametrize("folder", LINKED)

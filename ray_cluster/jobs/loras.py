@@ -62,6 +62,8 @@ class LoraService:
         self._bases: frozenset[str] = frozenset()
         self._entries: Sequence[LoraEntry] = ()
         self._is_read = False
+        # of the settings, which the store did not take yet
+        self._unwritten: list[Lora] = []
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._tasks = Tasks()
 
@@ -98,7 +100,8 @@ class LoraService:
         try:
             added = await self.add_lora(lora)
         except JobStoreUnavailable as error:
-            logger.warning(message, lora.name, error)
+            logger.warning(message, lora.name, f"{error}; it is tried again")
+            self._unwritten.append(lora)
             return
         if added.refused == "unknown_base":
             logger.warning(message, lora.name, f"{lora.base} is no model of theirs")
@@ -184,6 +187,11 @@ class LoraService:
         while True:
             await asyncio.sleep(_HOUSEKEEPING_S)
             await self._write_changes()
+            unwritten, self._unwritten = self._unwritten, []
+            named = {entry.name for entry in self._entries}
+            for lora in unwritten:
+                if lora.name in named:
+                    self._spawn(self._add_quietly(lora))
 
     async def _write_changes(self) -> None:
         """Write what was found out, and delete what is forgotten; failures are only logged."""

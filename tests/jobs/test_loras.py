@@ -104,6 +104,29 @@ async def test_the_settings_register_some_and_take_none_away(tmp_path: Path) -> 
         assert (status.lora.name, status.lora.is_pinned) == ("pastel", True)
 
 
+async def test_one_of_the_settings_is_registered_once_the_store_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loras, "_HOUSEKEEPING_S", 0.05)
+    add_lora, num_failures = SqlJobStore.add_lora, 0
+
+    def fails_at_first(store: SqlJobStore, lora: Lora) -> None:
+        nonlocal num_failures
+        if num_failures < 3:
+            num_failures += 1
+            raise JobStoreError("the store is busy")
+        add_lora(store, lora)
+
+    monkeypatch.setattr(SqlJobStore, "add_lora", fails_at_first)
+    entry = LoraEntry(name="pastel", base="m", source="builtin:pastel")
+    settings = SETTINGS.model_copy(update={"loras": LoraSettings(registered=(entry,))})
+    async with JobsCell(tmp_path) as cell:
+        cell.jobs_service.apply(settings)
+        await until(lambda: len(cell.store.loras()) == 1)
+        assert num_failures == 3
+        assert cell.core.loras.id_of("pastel") is not None
+
+
 async def test_what_cannot_be_written_is_not_registered(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
