@@ -42,8 +42,8 @@ from ray_cluster.deployments.controller import Controller
 from ray_cluster.deployments.controlnet import ControlNet
 from ray_cluster.deployments.discriminator import Discriminator
 from ray_cluster.deployments.dispatcher import Dispatcher
+from ray_cluster.deployments.dispatcher_handle import DISPATCHER
 from ray_cluster.deployments.gateway import Gateway
-from ray_cluster.deployments.links import DISPATCHER
 from ray_cluster.deployments.lora_store import LoraStore
 from ray_cluster.deployments.serve.deploy_file import (
     CONTROL,

@@ -14,7 +14,7 @@ from ray.util import get_node_ip_address
 
 from ray_cluster.config.arguments import WorkerArguments
 from ray_cluster.deployments.actors import refuse_local_storage, set_up_actor_logs
-from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.dispatcher_handle import DispatcherHandle
 from ray_cluster.deployments.worker import Worker, loading
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 

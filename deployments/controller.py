@@ -19,12 +19,12 @@ from ray_cluster.codec.values import CodecError, TextCodec
 from ray_cluster.compat import dashboard_url
 from ray_cluster.config.arguments import ControllerArguments
 from ray_cluster.config.sections.controller import Scaling
-from ray_cluster.control.fleet import Curves
+from ray_cluster.control.cell_fleet import Curves
 from ray_cluster.control.live import LiveCluster, LivePlanner, Scaler
 from ray_cluster.control.loop import ControlLoop
 from ray_cluster.control.records import Times, record_of
 from ray_cluster.deployments.actors import set_up_actor_logs
-from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.dispatcher_handle import DispatcherHandle
 from ray_cluster.deployments.serve.plan_scaling import write_planned
 from ray_cluster.deployments.serve.policy_scaler import PolicyScaler, serve_applications
 from ray_cluster.deployments.serve.serve_scaler import ServeScaler

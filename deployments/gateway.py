@@ -20,7 +20,7 @@ from ray_cluster.deployments.actors import (
     refuse_local_storage,
     set_up_actor_logs,
 )
-from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.dispatcher_handle import DispatcherHandle
 from ray_cluster.deployments.serve.early_body import EarlyBodyReader
 from ray_cluster.imaging.detectors import Detectors
 from ray_cluster.imaging.processes.image_coder import ImageCoder

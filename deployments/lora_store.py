@@ -13,7 +13,7 @@ from ray.util import get_node_ip_address
 from ray_cluster.config.arguments import LoraStoreArguments
 from ray_cluster.config.loading import set_environment
 from ray_cluster.deployments.actors import set_up_actor_logs
-from ray_cluster.deployments.links import DispatcherHandle
+from ray_cluster.deployments.dispatcher_handle import DispatcherHandle
 from ray_cluster.deployments.serve.ray_environment import MODEL_ENVIRONMENT
 from ray_cluster.deployments.worker import Worker
 

@@ -15,8 +15,8 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.controlnet_maps import ControlMap, MapOrder, control_map
+from ray_cluster.imaging.edit_images import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.imaging.processes.image_coder import Source, loaded
-from ray_cluster.imaging.templates import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.controller import PlanReport, RoundMode
@@ -294,7 +294,7 @@ class FakeDispatcherClient:
         self.aborted += request_ids
 
     async def create_job(self, job: Job) -> Creation:
-        raise AssertionError("jobs have a fake of their own: tests.jobs.cell.Cell")
+        raise AssertionError("jobs have a fake of their own: tests.jobs.jobs_cell.Cell")
 
     async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
         self._check()

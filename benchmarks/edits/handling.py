@@ -24,8 +24,8 @@ from benchmarks.stopwatch import in_turns
 from ray_cluster.api.input.schemas import ImageEditRequest
 from ray_cluster.api.input.sent_images import SentCall, SentImages
 from ray_cluster.config.sections.cell_wide import LimitsConfig, StorageConfig
+from ray_cluster.imaging.edit_images import EditPixels, Paste
 from ray_cluster.imaging.processes.image_coder import ImageCoder
-from ray_cluster.imaging.templates import EditPixels, Paste
 from ray_cluster.replica.denoise.sent_images import EditImages
 from ray_cluster.requests import BlobRef, Edit, ImageRequest, OutputSpec
 from ray_cluster.storage.inputs import OPEN_OWNER, InputStore

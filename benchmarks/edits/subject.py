@@ -20,8 +20,8 @@ from benchmarks.engine.streams import Images
 from benchmarks.engine.subject import make_requests
 from ray_cluster.engine.edits.template import own_noise
 from ray_cluster.imaging.blending import Pixels
-from ray_cluster.imaging.templates import EditPixels
-from ray_cluster.policies.steps.edits import computed_steps
+from ray_cluster.imaging.edit_images import EditPixels
+from ray_cluster.policies.edits import computed_steps
 from ray_cluster.requests import BlobRef, Edit, ImageRequest
 
 Mask = npt.NDArray[np.bool_]

@@ -25,7 +25,7 @@ from ray_cluster.engine.stages.tickets import LiveTickets, Ticket
 from ray_cluster.engine.step.checkpoints import Checkpoints, ExportInterval
 from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.policies.steps.checkpointing import steps_between_exports
-from ray_cluster.replica.state_writer import StateWriter
+from ray_cluster.replica.states.writer import StateWriter
 from ray_cluster.storage.blob_store import BlobStore
 
 _BATCH = 8

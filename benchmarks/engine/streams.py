@@ -24,7 +24,7 @@ from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.controlnets.asks import ControlNetBackend
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.engine.stages.building import build_engine
-from ray_cluster.imaging.templates import EditPixels
+from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.requests import ImageRequest
 
 Images = dict[str, Pixels]

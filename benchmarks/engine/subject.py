@@ -26,7 +26,7 @@ from ray_cluster.engine.stages.prompt_encoder import PipelineEncoder
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.engine.unet.executor import UNetExecutor
-from ray_cluster.imaging.templates import EditPixels
+from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.requests import ImageRequest
 
 _CPU = torch.device("cpu")

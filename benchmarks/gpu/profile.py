@@ -15,7 +15,7 @@ from ray_cluster.policies.costs.latency import LatencyProfile, LatencyRow, Opera
 def save_profiles(result: Mapping[str, Any], folder: Path, stem: str) -> Iterator[Path]:
     """Write a file ``<stem>-<family>.yaml`` for each family with right predictions; yield it."""
     # needs pydantic, which a machine that only measures may not have
-    from ray_cluster.models.profiles import save_profile
+    from ray_cluster.models.latency_profiles import save_profile
 
     for name, part in result["parts"].items():
         profile = profile_of(name, part, device=result["device"]["name"], source=result["source"])

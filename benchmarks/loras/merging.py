@@ -21,7 +21,12 @@ from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.merged_weights import MergedWeights
 from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.engine.step.step_engine import StepEngine
-from ray_cluster.policies.steps.add_ons import MergedRun, MergeView, decide_merge, merging_saves_s
+from ray_cluster.policies.steps.lora_merging import (
+    MergedRun,
+    MergeView,
+    decide_merge,
+    merging_saves_s,
+)
 
 # more than are ever taken: no row is done while it is measured
 _NUM_STEPS = 900

@@ -21,7 +21,7 @@ import numpy as np
 
 from ray_cluster.policies.baselines.sp_knapsack import Clocking
 from ray_cluster.policies.baselines.sp_static import Discipline
-from ray_cluster.policies.groups.types import ROUNDING_S, DegreeMenu
+from ray_cluster.policies.sequence_parallel.types import ROUNDING_S, DegreeMenu
 from ray_cluster.simulator.cascade.experiment import CascadeExperiment
 from ray_cluster.simulator.control.experiment import ControlExperiment, TunedSettings, run_policy
 from ray_cluster.simulator.experiment import load_choices

@@ -51,7 +51,7 @@ from benchmarks.serving.controller_watch import (
     replicas_within,
 )
 from benchmarks.serving.processes import CpuMeter
-from ray_cluster.control.fleet import HUNDRED, share_of
+from ray_cluster.control.cell_fleet import HUNDRED, share_of
 from ray_cluster.training.figures.scoring import Share
 from ray_cluster.training.figures.suite import SuitePrompt
 

@@ -23,7 +23,7 @@ from benchmarks.serving.controller_watch import (
     replicas_within,
     slot_fleet,
 )
-from ray_cluster.control.fleet import CellFleet, fleet_of, images_s, share_of
+from ray_cluster.control.cell_fleet import CellFleet, fleet_of, images_s, share_of
 from ray_cluster.control.live import LivePlanner
 from ray_cluster.control.records import Glance
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner

@@ -12,7 +12,7 @@ from benchmarks.serving.controller_calls import Known
 from benchmarks.serving.controller_comparison import PERIOD_S, Day, Live
 from benchmarks.serving.controller_policies import Costs, first_replicas, planners
 from benchmarks.serving.controller_trace import Answer
-from ray_cluster.control.fleet import HUNDRED
+from ray_cluster.control.cell_fleet import HUNDRED
 from ray_cluster.control.loop import ControlLoop
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
 from ray_cluster.policies.planning.plan import Plan, planned_settings_of

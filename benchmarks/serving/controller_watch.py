@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.codec.values import TextCodec
-from ray_cluster.control.fleet import CellFleet, Curves
+from ray_cluster.control.cell_fleet import CellFleet, Curves
 from ray_cluster.control.live import LiveCluster
 from ray_cluster.control.loop import FAILURES, ControlLoop, LoopLimits
 from ray_cluster.control.records import Glance
@@ -158,7 +158,7 @@ def chosen_settings(kind: str, policy: str) -> dict[str, float]:
 async def _watch(out: Path, policy: str, period_s: float) -> None:
     # imports Ray
     from ray_cluster.compat import dashboard_url
-    from ray_cluster.deployments.links import DispatcherHandle
+    from ray_cluster.deployments.dispatcher_handle import DispatcherHandle
     from ray_cluster.deployments.serve.serve_scaler import ServeScaler
 
     calls = DispatcherHandle(patience_s=_PATIENCE_S).control

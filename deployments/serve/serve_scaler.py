@@ -20,7 +20,7 @@ import ray
 from ray.exceptions import RayError
 
 from ray_cluster.compat import dashboard_headers
-from ray_cluster.control.fleet import HUNDRED
+from ray_cluster.control.cell_fleet import HUNDRED
 from ray_cluster.deployments.serve.deploy_file import DEPLOYMENT_OF
 from ray_cluster.errors import RayClusterError
 

@@ -27,7 +27,7 @@ from ray_cluster.policies.admission.forecast import ForecastView, forecast_s
 from ray_cluster.policies.admission.load import load_s
 from ray_cluster.policies.admission.queue_share import ShareView, num_too_many
 from ray_cluster.policies.admission.queue_view import ClientView, QueueView
-from ray_cluster.policies.steps.ordering import queue_key
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.types import Offer, RequestView
 
 

@@ -23,7 +23,7 @@ from ray_cluster.policies.admission.forecast import (
 from ray_cluster.policies.admission.load import Amounts, Floats, amounts_of, load_of
 from ray_cluster.policies.admission.preemption import Exchange, exchanges
 from ray_cluster.policies.admission.queue_view import QueueView
-from ray_cluster.policies.steps.ordering import queue_key
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.types import RequestView
 
 # for simulated predictions: steps are not all alike, and progress is reported now and then

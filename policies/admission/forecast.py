@@ -20,8 +20,8 @@ from typing import Protocol
 
 from ray_cluster.policies.admission.fluid import slowest_cost
 from ray_cluster.policies.admission.replica_simulation import ForecastReplica, ReplicaSimulation
+from ray_cluster.policies.leasing.ordering import QueueKey, queue_key
 from ray_cluster.policies.leasing.placement import WINDOW, Residency, passed_over, place
-from ray_cluster.policies.steps.ordering import QueueKey, queue_key
 from ray_cluster.policies.types import RequestView
 
 # larger cells are predicted as a fluid: requests, waiting and leased, and replicas; so are some

@@ -6,7 +6,7 @@ may be preempted: they are released at the next step boundary, wait where they s
 order, and go on from their states wherever they are leased next. This is done only if the group is
 first in the queue, is in time then, and makes nobody late. It ends: a request is preempted only for
 one before it in the queue's order, which does not change while a request lives, except when it ages
-(:mod:`ray_cluster.policies.steps.ordering`), and at most ``MOST_PREEMPTIONS`` times.
+(:mod:`ray_cluster.policies.leasing.ordering`), and at most ``MOST_PREEMPTIONS`` times.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from ray_cluster.policies.admission.forecast import ForecastView
 from ray_cluster.policies.admission.replica_simulation import ForecastReplica, Leased
-from ray_cluster.policies.steps.ordering import queue_key
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.types import RequestView
 
 MOST_PREEMPTIONS = 4

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ray_cluster.policies.costs.cost_model import decode_s, encode_s, own_s
+from ray_cluster.policies.leasing.ordering import QueueKey, queue_key
 from ray_cluster.policies.steps.mixed_batching import Candidate, choose_batch, patience_of
-from ray_cluster.policies.steps.ordering import QueueKey, queue_key
 from ray_cluster.policies.types import RequestView, StepCost
 
 # rounds of a run in which rows are left out of the batch

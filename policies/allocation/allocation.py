@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ray_cluster.policies.allocation.model import AllocationModel
 from ray_cluster.policies.allocation.modes import modes_of
 from ray_cluster.policies.allocation.problem import (
     Allocation,
@@ -30,6 +29,7 @@ from ray_cluster.policies.allocation.problem import (
     PoolSize,
     Service,
 )
+from ray_cluster.policies.allocation.program import AllocationModel
 from ray_cluster.policies.allocation.variables import THOUSAND, Solution, part_of
 
 # of CP-SAT's own measure of work, which is the same on every machine; a thousand GPUs in 20 pools

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ray_cluster.policies.steps.ordering import queue_key
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.steps.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RequestView, RowView
 

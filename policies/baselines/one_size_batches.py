@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from ray_cluster.policies.steps.ordering import Urgency, urgency
+from ray_cluster.policies.leasing.ordering import Urgency, urgency
 from ray_cluster.policies.steps.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RowView
 

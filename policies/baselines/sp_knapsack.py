@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Literal, NamedTuple
 
-from ray_cluster.policies.groups.types import (
+from ray_cluster.policies.sequence_parallel.types import (
     ROUNDING_S,
     GroupRequest,
     GroupView,

@@ -11,7 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from ray_cluster.policies.groups.types import ROUNDING_S, GroupRequest, GroupView, RoundDecision
+from ray_cluster.policies.sequence_parallel.types import (
+    ROUNDING_S,
+    GroupRequest,
+    GroupView,
+    RoundDecision,
+)
 
 Discipline = Literal["fcfs", "edf", "edf_backfill"]
 

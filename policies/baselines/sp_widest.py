@@ -1,14 +1,14 @@
 """Every request on all GPUs that it can use, one after the other by deadline, with preemption.
 
-What is left of :mod:`ray_cluster.policies.groups.rounds` without a choice of degrees: a claim for
-changing them has to be made against this.
+What is left of :mod:`ray_cluster.policies.sequence_parallel.rounds` without a choice of degrees: a
+claim for changing them has to be made against this.
 """
 
 from __future__ import annotations
 
-from ray_cluster.policies.groups.fluid import grant_wide, simulate
-from ray_cluster.policies.groups.rounds import sort_out
-from ray_cluster.policies.groups.types import GroupView, RoundDecision
+from ray_cluster.policies.sequence_parallel.fluid import grant_wide, simulate
+from ray_cluster.policies.sequence_parallel.rounds import sort_out
+from ray_cluster.policies.sequence_parallel.types import GroupView, RoundDecision
 
 
 def plan_widest(view: GroupView, doubt: float = 0.1) -> RoundDecision:
@@ -19,7 +19,7 @@ def plan_widest(view: GroupView, doubt: float = 0.1) -> RoundDecision:
 
     Args:
         view: of the group.
-        doubt: as in :class:`ray_cluster.policies.groups.rounds.RoundOptions`.
+        doubt: as in :class:`ray_cluster.policies.sequence_parallel.rounds.RoundOptions`.
     """
     sorted_out = sort_out(view, doubt)
     works, lost = list(sorted_out.hopeful), []

@@ -6,11 +6,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from ray_cluster.policies.planning.cluster_state import ClusterState
-from ray_cluster.policies.planning.demand import Demand, DemandSmoothing, count, forecast_per_s
-from ray_cluster.policies.planning.fleet import Fleet
-from ray_cluster.policies.planning.floors import Floor, above_floors
-from ray_cluster.policies.planning.helpers import (
+from ray_cluster.policies.planning.called_models import (
     HelperDemand,
     HelperSpec,
     most_calls_per_s,
@@ -18,6 +14,10 @@ from ray_cluster.policies.planning.helpers import (
     size_helpers,
     without_helpers,
 )
+from ray_cluster.policies.planning.cluster_state import ClusterState
+from ray_cluster.policies.planning.demand import Demand, DemandSmoothing, count, forecast_per_s
+from ray_cluster.policies.planning.fleet import Fleet
+from ray_cluster.policies.planning.floors import Floor, above_floors
 from ray_cluster.policies.planning.plan import CascadePlan, Plan
 from ray_cluster.policies.planning.planner import AllocationPlanner, Memory
 

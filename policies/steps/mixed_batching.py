@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from ray_cluster.policies.costs.cost_model import own_s
-from ray_cluster.policies.steps.ordering import QueueKey, queue_key
+from ray_cluster.policies.leasing.ordering import QueueKey, queue_key
 from ray_cluster.policies.steps.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RowView, StepCost
 

@@ -23,8 +23,8 @@ from ray_cluster.api.access.middleware import (
     RequestIdMiddleware,
 )
 from ray_cluster.api.access.proxies import ProxyMiddleware
+from ray_cluster.api.call_reader import CallReader
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.input.call_reader import CallReader
 from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.api.output.error_answers import UnexpectedErrorMiddleware, install
 from ray_cluster.api.resolve.controlnets import ControlNets

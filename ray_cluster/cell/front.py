@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.cell.calls import CellService
 from ray_cluster.cell.live_settings import LiveSettings
+from ray_cluster.cell.service import CellService
 from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cascades import CascadeConfig

@@ -18,7 +18,7 @@ from ray_cluster.config.sections.pools import PoolArguments
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.settings import SettingsBook, SettingsWatch
+from ray_cluster.dispatch.settings_in_force import SettingsBook, SettingsWatch
 from ray_cluster.errors import ConfigError
 from ray_cluster.observability.logs import log_event
 

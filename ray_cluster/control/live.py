@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
-from ray_cluster.control.fleet import Asked, CellFleet, CurvesOf, fleet_of, state_of
+from ray_cluster.control.cell_fleet import Asked, CellFleet, CurvesOf, fleet_of, state_of
 from ray_cluster.control.loop import LoopLimits
 from ray_cluster.control.records import Glance
 from ray_cluster.policies.planning.cell_planner import CellMemory, CellPlanner, cell_planner
@@ -41,7 +41,7 @@ class LiveCluster:
     Args:
         calls: the dispatcher's.
         loop: on which they run.
-        curves_of: see :data:`ray_cluster.control.fleet.CurvesOf`.
+        curves_of: see :data:`ray_cluster.control.cell_fleet.CurvesOf`.
     """
 
     def __init__(

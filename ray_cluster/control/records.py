@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from ray_cluster.control.fleet import CellFleet
+from ray_cluster.control.cell_fleet import CellFleet
 from ray_cluster.control.loop import RoundReport
 from ray_cluster.policies.planning.cell_planner import CellMemory
 from ray_cluster.policies.planning.cluster_state import ClusterState

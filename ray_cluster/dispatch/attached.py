@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from ray_cluster.dispatch.queue.due import Due
 from ray_cluster.dispatch.queue.ledger import Ledger
-from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.admission.queue_view import ClientView
 from ray_cluster.requests import ImageRequest

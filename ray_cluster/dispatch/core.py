@@ -15,17 +15,17 @@ from ray_cluster.config.sections.cell_wide import DispatchSettings, LimitsConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.attached import Attached
 from ray_cluster.dispatch.cascades.advance import Cascades, CurveOf
+from ray_cluster.dispatch.loras.loras import Loras
 from ray_cluster.dispatch.predictions import Predictions, Predicts
 from ray_cluster.dispatch.queue.admission import Admission
 from ray_cluster.dispatch.queue.admission_view import AdmissionView
 from ray_cluster.dispatch.queue.exchanges import Exchanges
 from ray_cluster.dispatch.queue.ledger import Ledger
 from ray_cluster.dispatch.queue.unserved import Unserved
+from ray_cluster.dispatch.records import ReplicaRecord, Restored
 from ray_cluster.dispatch.reports.demand import Capacities, Demand
 from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
-from ray_cluster.dispatch.state import ReplicaRecord, Restored
 from ray_cluster.dispatch.workers.controlnets import ControlNets
-from ray_cluster.dispatch.workers.loras import Loras
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown

@@ -13,7 +13,7 @@ from typing import Literal
 
 from ray_cluster.dispatch.queue.admission_view import AdmissionView
 from ray_cluster.dispatch.queue.ledger import Ledger
-from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.policies.admission.admission import predict_s
 from ray_cluster.policies.admission.forecast import forecast_s
 from ray_cluster.protocol.outcomes import Progress

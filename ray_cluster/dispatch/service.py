@@ -12,16 +12,16 @@ from ray_cluster.dispatch.cascades.candidates import Candidates
 from ray_cluster.dispatch.clients import WaitingClients
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import HeldPolls, says_something
+from ray_cluster.dispatch.loras.loras import Loras
 from ray_cluster.dispatch.predictions import Predicts
+from ray_cluster.dispatch.records import Restored
 from ray_cluster.dispatch.reports.observing import InForce, Instant, observe
 from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
-from ray_cluster.dispatch.state import Restored
-from ray_cluster.dispatch.workers.loras import Loras
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer
-from ray_cluster.protocol.calling.tasks import Tasks
+from ray_cluster.process.tasks import Tasks
+from ray_cluster.process.turns import act_in_parts
 from ray_cluster.protocol.calling.timeouts import sleep_and_read
-from ray_cluster.protocol.calling.turns import act_in_parts
 from ray_cluster.protocol.controller import Observation
 from ray_cluster.protocol.leases import (
     Finished,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from ray_cluster.policies.steps.edits import SizePx
+from ray_cluster.policies.edits import SizePx
 
 Pixels = npt.NDArray[np.uint8]
 Mask = npt.NDArray[np.bool_]

@@ -10,9 +10,9 @@ from PIL import Image
 
 from ray_cluster.imaging.decoding import decoded, on_white
 from ray_cluster.imaging.detectors import Detectors, Pixels
+from ray_cluster.imaging.edit_images import resized, window_pixels
 from ray_cluster.imaging.encoder import PNG_COMPRESS_LEVEL
-from ray_cluster.imaging.templates import resized, window_pixels
-from ray_cluster.policies.steps.edits import Box, SizePx
+from ray_cluster.policies.edits import Box, SizePx
 
 
 @dataclass(frozen=True, slots=True)

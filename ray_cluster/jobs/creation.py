@@ -17,7 +17,7 @@ from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.jobs.store.store_threads import StoreThreads, StoreVisit, is_refusal
 from ray_cluster.jobs.views import JobViews, OpenJobs
 from ray_cluster.policies.types import Offer
-from ray_cluster.protocol.calling.tasks import Tasks
+from ray_cluster.process.tasks import Tasks
 from ray_cluster.protocol.jobs import Creation, Job
 from ray_cluster.requests import granted
 

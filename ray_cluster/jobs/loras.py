@@ -13,14 +13,14 @@ from weakref import WeakValueDictionary
 
 from ray_cluster.config.sections.loras import LoraEntry
 from ray_cluster.config.settings import Settings
-from ray_cluster.dispatch.workers.loras import Loras
+from ray_cluster.dispatch.loras.loras import Loras
 from ray_cluster.errors import InvalidRequest, JobStoreUnavailable
 from ray_cluster.jobs.store.sql_engine import JobStoreError
 from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.jobs.store.store_threads import StoreThreads, StoreVisit, is_refusal
 from ray_cluster.models.sources.lora_sources import check_source
-from ray_cluster.protocol.calling.tasks import Tasks
-from ray_cluster.protocol.calling.turns import look_at_error
+from ray_cluster.process.tasks import Tasks
+from ray_cluster.process.turns import look_at_error
 from ray_cluster.protocol.loras import Lora, LoraAdded, LoraLookup, LoraStatus
 
 logger = logging.getLogger(__name__)

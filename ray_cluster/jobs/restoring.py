@@ -11,8 +11,8 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from ray_cluster.dispatch.records import Restored
 from ray_cluster.dispatch.service import DispatchService, Keeper
-from ray_cluster.dispatch.state import Restored
 from ray_cluster.jobs.open_job import OpenJob, log_job
 from ray_cluster.protocol.jobs import Job, StoredImage
 from ray_cluster.requests import ImageResult, Timing, candidate_name

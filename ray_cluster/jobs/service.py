@@ -33,7 +33,7 @@ from ray_cluster.jobs.store.store_threads import StoreThreads
 from ray_cluster.jobs.sweeper import InputSweeper, JobSweeper
 from ray_cluster.jobs.views import JobViews, OpenJobs
 from ray_cluster.jobs.watchers import JobWatchers
-from ray_cluster.protocol.calling.tasks import Tasks
+from ray_cluster.process.tasks import Tasks
 from ray_cluster.protocol.jobs import (
     FINAL_STATES,
     Creation,

@@ -12,7 +12,7 @@ from ray_cluster.config.sections.cell_wide import StorageSettings
 from ray_cluster.jobs.store.sql_engine import JobStoreError
 from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.jobs.store.store_threads import StoreThreads
-from ray_cluster.protocol.calling.turns import in_parts
+from ray_cluster.process.turns import in_parts
 from ray_cluster.protocol.jobs import Job
 from ray_cluster.protocol.leases import LATE_WRITE_S
 from ray_cluster.requests import ImageRequest, candidate_name

@@ -15,7 +15,7 @@ from ray_cluster.dispatch.predictions import Predicts
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.jobs.open_job import OpenJob
 from ray_cluster.jobs.page_size import PageSize
-from ray_cluster.protocol.calling.turns import in_parts
+from ray_cluster.process.turns import in_parts
 from ray_cluster.protocol.jobs import Job, JobPage, JobQuery, JobState, JobView
 
 # jobs that are looked at before others have their turn

@@ -16,7 +16,7 @@ from torch import Tensor
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.engine.stages.events import Decoded, Previewed
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
-from ray_cluster.imaging.templates import EditPixels, Paste
+from ray_cluster.imaging.edit_images import EditPixels, Paste
 from ray_cluster.observability.logs import bound, fields_of
 from ray_cluster.replica.denoise.sent_images import fair_client
 from ray_cluster.replica.retries import retry_waits_s

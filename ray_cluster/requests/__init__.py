@@ -14,6 +14,10 @@ from ray_cluster.requests.image import (
     state_name,
     with_steps,
 )
+from ray_cluster.requests.model_profile import (
+    ModelProfile,
+    PromptTokenizer,
+)
 from ray_cluster.requests.parts import (
     FLOW_SAMPLER_NAMES,
     IMAGE_FORMATS,
@@ -35,10 +39,6 @@ from ray_cluster.requests.parts import (
     SamplerName,
     noise_samplers,
     size_of,
-)
-from ray_cluster.requests.profiles import (
-    ModelProfile,
-    PromptTokenizer,
 )
 from ray_cluster.requests.results import (
     SMALL_SIDE_PX,

@@ -6,8 +6,8 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from ray_cluster.policies.edits import steps_of_schedule
 from ray_cluster.policies.fidelity import Fidelity, ReusedSteps, Terms
-from ray_cluster.policies.steps.edits import steps_of_schedule
 from ray_cluster.policies.types import RequestView, WhenLate
 from ray_cluster.requests.parts import (
     FLOW_SAMPLER_NAMES,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ray_cluster.policies.steps.edits import Box
+from ray_cluster.policies.edits import Box
 from ray_cluster.policies.types import CascadeEntry, EntryReason
 
 NoiseSampler = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm", "pndm"]

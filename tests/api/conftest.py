@@ -28,7 +28,7 @@ from tests.fakes import (
     sent_images,
     settings_for,
 )
-from tests.jobs.cell import JobsCell, Replica
+from tests.jobs.jobs_cell import JobsCell, Replica
 
 NOW_S = 1_750_000_000.0
 

@@ -34,7 +34,7 @@ from tests.api.conftest import app_of, http_of, shapes_profile
 from tests.api.edit_calls import IMAGE, MASK, coded
 from tests.api.wild_calls import WildCall, WildReply, made
 from tests.fakes import registration
-from tests.jobs.cell import JobsCell, Replica, until
+from tests.jobs.jobs_cell import JobsCell, Replica, until
 
 CONFIG = ClusterConfig.model_validate(
     {

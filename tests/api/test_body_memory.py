@@ -18,9 +18,9 @@ from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.keys import KeyConfig, Role
 from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.imaging.edit_images import ImageFacts
 from ray_cluster.imaging.processes.fair_queue import QueueFull
 from ray_cluster.imaging.processes.image_coder import Source
-from ray_cluster.imaging.templates import ImageFacts
 from tests.api.checks import URL, check_error, error_of
 from tests.api.conftest import http_of, shapes_profile
 from tests.api.edit_calls import EDITS, IMAGE, JOBS, PROMPT, VARIATIONS, coded

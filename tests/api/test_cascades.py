@@ -30,7 +30,7 @@ from tests.fakes import (
     sent_images,
     settings_for,
 )
-from tests.jobs.cell import JobsCell, Replica, until
+from tests.jobs.jobs_cell import JobsCell, Replica, until
 
 TIMES = (StageTime("light", "light", 0.1, 0.5), StageTime("score", "judge", 0.01, 0.02))
 

@@ -17,7 +17,7 @@ from ray_cluster.config.sections.cell_wide import LimitsConfig
 from tests.api.checks import URL, error_of
 from tests.api.conftest import app_of, http_of, shapes_profile
 from tests.fakes import registration
-from tests.jobs.cell import JobsCell, Replica, until
+from tests.jobs.jobs_cell import JobsCell, Replica, until
 
 LIMITS = {"max_attached_images_per_client": 3, "max_images_per_request": 3}
 POOLS = [{"name": "shapes", "model": "shapes-sd"}]

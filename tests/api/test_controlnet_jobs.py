@@ -26,7 +26,7 @@ from tests.fakes import (
     sent_images,
     settings_for,
 )
-from tests.jobs.cell import JobsCell, Replica
+from tests.jobs.jobs_cell import JobsCell, Replica
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from fastapi import FastAPI
 from PIL import Image
 
 from ray_cluster.imaging.detectors import canny_edges
-from ray_cluster.imaging.templates import edit_pixels
+from ray_cluster.imaging.edit_images import edit_pixels
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.requests import ControlNetUse
 from tests.api.checks import URL, check_error, error_of

@@ -25,7 +25,7 @@ from tests.api.clients import run_scenario
 from tests.api.conftest import Serve, app_of
 from tests.api.edit_calls import EDITS, IMAGE, MASK, PROMPT, WHOLE_MASK, coded, parts
 from tests.fakes import FakeDispatcherClient
-from tests.jobs.cell import JobsCell, Replica
+from tests.jobs.jobs_cell import JobsCell, Replica
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["current client", "older client"])

@@ -14,8 +14,8 @@ from ray_cluster.api.app import create_app
 from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import RequestFailed
+from ray_cluster.policies.edits import computed_steps
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
-from ray_cluster.policies.steps.edits import computed_steps
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 from tests.api.checks import check_error, error_of

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from ray_cluster.policies.steps.edits import Box
+from ray_cluster.policies.edits import Box
 from tests.api.edit_calls import IMAGE, MASK, edited, mask_of, picture, post_form, refused_edit
 from tests.fakes import FakeDispatcherClient
 from tests.imaging.pictures import exif_of, file_of, gradient

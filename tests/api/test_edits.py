@@ -14,8 +14,8 @@ import pytest
 
 from ray_cluster.api.app import create_app
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.policies.edits import Box
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
-from ray_cluster.policies.steps.edits import Box
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import Edit, ImageRequest, SamplerName
 from ray_cluster.storage.blob_store import BlobStore
@@ -41,7 +41,7 @@ from tests.api.edit_calls import (
 )
 from tests.fakes import FakeDispatcherClient, completed, sent_images, settings_for
 from tests.imaging.pictures import exif_of, file_of, gradient
-from tests.jobs.cell import JobsCell, Replica, until
+from tests.jobs.jobs_cell import JobsCell, Replica, until
 
 
 async def test_a_form_and_json_ask_for_the_same(

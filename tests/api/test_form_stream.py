@@ -23,7 +23,7 @@ from ray_cluster.errors import InvalidRequest
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import OPEN_OWNER, InputStore
 from tests.api.upload_app import JPEG, PNG, ref_of
-from tests.jobs.cell import until
+from tests.jobs.jobs_cell import until
 
 BOUNDARY = "--b"
 CONTENT_TYPE = f"multipart/form-data; boundary={BOUNDARY}"

@@ -16,7 +16,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable
 from tests.api.checks import check_error
 from tests.api.conftest import app_of, http_of
-from tests.jobs.cell import JobsCell, Replica
+from tests.jobs.jobs_cell import JobsCell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
 

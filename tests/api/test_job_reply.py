@@ -7,7 +7,7 @@ from dataclasses import replace
 from ray_cluster.api.output.reply_writer import job_reply
 from ray_cluster.protocol.jobs import JobView
 from ray_cluster.protocol.outcomes import Progress
-from tests.jobs.cell import job
+from tests.jobs.jobs_cell import job
 
 
 def test_an_image_that_ended_without_being_made_is_no_progress() -> None:

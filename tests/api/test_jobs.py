@@ -14,7 +14,7 @@ import pytest
 from ray_cluster.config.loading import ClusterConfig
 from tests.api.checks import check_error
 from tests.api.conftest import app_of, http_of
-from tests.jobs.cell import JobsCell, Replica, until
+from tests.jobs.jobs_cell import JobsCell, Replica, until
 
 BODY = {"prompt": "a red circle", "seed": 7}
 

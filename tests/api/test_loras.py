@@ -23,7 +23,7 @@ from tests.api.edit_calls import EDITS, IMAGE, MASK, VARIATIONS, coded, post_for
 from tests.api.test_jobs import ended
 from tests.fake_loras import ADDED_S, ready_lora
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
-from tests.jobs.cell import Replica
+from tests.jobs.jobs_cell import Replica
 from tests.keys import bearer, with_keys
 
 LORAS = "/v1/loras"

@@ -15,7 +15,7 @@ from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import ImageRequest
 from tests.api.conftest import app_of, http_of, shapes_profile
 from tests.fakes import FakeDispatcherClient, registration
-from tests.jobs.cell import JobsCell, Replica
+from tests.jobs.jobs_cell import JobsCell, Replica
 
 BODY = {"prompt": "a red circle", "seed": 7}
 

@@ -17,7 +17,7 @@ from ray_cluster.requests import ModelProfile, PromptTokenizer
 from tests.api.checks import URL, error_of
 from tests.api.conftest import app_of, http_of, shapes_profile
 from tests.fakes import FakeDispatcherClient, registration
-from tests.jobs.cell import JobsCell
+from tests.jobs.jobs_cell import JobsCell
 
 
 def tokenizers(max_tokens: int) -> tuple[PromptTokenizer, ...]:

@@ -19,7 +19,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.http import HttpConfig
 from tests.api.checks import URL
 from tests.fakes import sent_images, settings_for
-from tests.jobs.cell import JobsCell, Replica, until
+from tests.jobs.jobs_cell import JobsCell, Replica, until
 
 PROXY, INNER_PROXY, STRANGER = "10.0.0.5", "fd00::7", "203.0.113.9"
 TRUSTED = ("10.0.0.0/8", INNER_PROXY)

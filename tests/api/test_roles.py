@@ -23,7 +23,7 @@ from tests.api.checks import URL, check_error, error_of
 from tests.api.conftest import app_of
 from tests.api.edit_calls import IMAGE, coded, parts, post_form, post_json
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
-from tests.jobs.cell import JobsCell, Replica
+from tests.jobs.jobs_cell import JobsCell, Replica
 from tests.keys import bearer, with_keys
 
 USE, LORAS, OPERATE = {"use"}, {"loras"}, {"operate"}

@@ -20,7 +20,7 @@ from ray_cluster.protocol.settings import GatewaySettings, gateway_settings
 from tests.api.conftest import http_of, shapes_profile
 from tests.fake_loras import ready_lora
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images
-from tests.jobs.cell import until
+from tests.jobs.jobs_cell import until
 
 CALL = {"prompt": "a red circle"}
 

@@ -22,7 +22,7 @@ from ray_cluster.errors import DispatcherUnavailable, JobStoreUnavailable
 from ray_cluster.policies.steps.previews import preview_steps
 from tests.api.checks import URL, check_error, refused
 from tests.api.conftest import app_of
-from tests.jobs.cell import JobsCell, Replica
+from tests.jobs.jobs_cell import JobsCell, Replica
 
 PROMPT = "a red circle"
 

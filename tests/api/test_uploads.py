@@ -34,7 +34,7 @@ from tests.api.upload_app import (
     UploadApp,
     ref_of,
 )
-from tests.jobs.cell import until
+from tests.jobs.jobs_cell import until
 
 Parts = list[tuple[str, Any]]
 

@@ -9,7 +9,7 @@ from benchmarks.serving.compare.prediction import Simulated, predict
 from benchmarks.serving.compare.results import ComparedCell, ResultStore, SettingsDiffer
 from benchmarks.serving.compare.settings import Settings
 from benchmarks.serving.compare.traces import Trace, draw_traces
-from ray_cluster.models.profiles import save_profile
+from ray_cluster.models.latency_profiles import save_profile
 from ray_cluster.policies.costs.latency import LatencyProfile, LatencyRow, OperationKey
 from tests.benchmarks.comparing import ALONE_S, SETTINGS, traces
 

@@ -18,7 +18,7 @@ from benchmarks.serving.controller_watch import (
     diffserve,
     in_slots,
 )
-from ray_cluster.control.fleet import fleet_of, state_of
+from ray_cluster.control.cell_fleet import fleet_of, state_of
 from ray_cluster.control.records import Glance
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.controller import ModelQueue, ObservedReplica

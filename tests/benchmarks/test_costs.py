@@ -15,7 +15,7 @@ from benchmarks.policies.costs.problems import LARGEST, draw_problem
 from benchmarks.policies.costs.rounds import CROWDS, OURS, POLICIES, Crowd, draw_group
 from benchmarks.policies.costs.samples import DecisionCost
 from benchmarks.policies.costs.settings import GROUP_GPUS, ClusterSize, CostSettings, quick_costs
-from ray_cluster.models.profiles import load_profile
+from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.simulator.groups.workload import menus_of
 
 

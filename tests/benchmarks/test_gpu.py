@@ -25,7 +25,7 @@ from benchmarks.gpu.steps import CHANNELS_LAST, COMPILED, EAGER, OURS, measure_c
 from benchmarks.gpu.subject import Contest, executor_of
 from benchmarks.report import has_problems
 from ray_cluster.engine.unet import parts as unet_parts
-from ray_cluster.models.profiles import load_profile
+from ray_cluster.models.latency_profiles import load_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 # as the models' cards and configurations have them

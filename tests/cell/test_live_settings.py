@@ -20,7 +20,7 @@ from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.errors import ConfigError
 from tests.fakes import registration
-from tests.jobs.cell import until
+from tests.jobs.jobs_cell import until
 from tests.keys import FakeSavedKeys, entry
 
 POOL = {"name": "p", "model": "shapes-sd"}

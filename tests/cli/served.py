@@ -27,7 +27,7 @@ from ray_cluster.policies.steps.previews import preview_steps
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.requests import ImageRequest
 from tests.fakes import model_profile, registration, sent_images, settings_for
-from tests.jobs.cell import JobsCell, Replica, until
+from tests.jobs.jobs_cell import JobsCell, Replica, until
 from tests.keys import entry
 
 T = TypeVar("T")

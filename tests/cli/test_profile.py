@@ -11,7 +11,7 @@ import pytest
 from ray_cluster.engine.batch.batch_caps import BatchCaps
 from ray_cluster.engine.device.profiling import ProfilingPlan, planned_keys
 from ray_cluster.engine.models.loading import LoadedModel
-from ray_cluster.models.profiles import load_profile
+from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.policies.costs.cost_fit import fit_step_cost, row_work
 from ray_cluster.policies.costs.cost_model import TimedStep, further_size_s
 from ray_cluster.policies.costs.latency import LatencyRow, OperationKey, SizeCount

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.control.fleet import (
+from ray_cluster.control.cell_fleet import (
     Asked,
     Curves,
     fleet_of,

@@ -16,7 +16,7 @@ from ray_cluster.cell.front import core_of
 from ray_cluster.config.arguments import controlnet_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
-from ray_cluster.control.fleet import Asked, fleet_of, state_of
+from ray_cluster.control.cell_fleet import Asked, fleet_of, state_of
 from ray_cluster.dispatch.reports.observing import InForce, Instant, observe
 from ray_cluster.policies.planning.cell_planner import CellMemory, cell_planner
 from ray_cluster.policies.types import StepCost

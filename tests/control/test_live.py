@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from ray_cluster.control.fleet import Curves
+from ray_cluster.control.cell_fleet import Curves
 from ray_cluster.control.live import LiveCluster, LivePlanner
 from ray_cluster.control.loop import ControlLoop, RoundReport
 from ray_cluster.control.records import Counts, Times, reason_of, record_of, setting_words

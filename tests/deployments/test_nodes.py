@@ -16,7 +16,7 @@ from ray.serve.config import HTTPOptions
 
 from ray_cluster.config.loading import load_config
 from ray_cluster.deployments.app import build_app
-from ray_cluster.deployments.links import FRONT
+from ray_cluster.deployments.dispatcher_handle import FRONT
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 

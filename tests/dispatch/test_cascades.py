@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.dispatch.state import RequestRecord, Restored
+from ray_cluster.dispatch.records import RequestRecord, Restored
 from ray_cluster.protocol.outcomes import Completed, Deferred
 from ray_cluster.requests import (
     CascadeUse,

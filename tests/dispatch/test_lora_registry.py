@@ -11,8 +11,8 @@ from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.config.sections.loras import LoraSettings
 from ray_cluster.config.validation_errors import likeness_to
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.workers.lora_names import NearNames
-from ray_cluster.dispatch.workers.loras import Loras
+from ray_cluster.dispatch.loras.loras import Loras
+from ray_cluster.dispatch.loras.names import NearNames
 from tests.dispatch.lora_store import CONFIG, FACTS, bare_core, lora, with_loras
 from tests.fakes import finished, poll_of, registration
 

@@ -15,8 +15,8 @@ import pytest
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.config.sections.loras import LoraSettings
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.workers import lora_stores
-from ray_cluster.dispatch.workers.loras import Loras
+from ray_cluster.dispatch.loras import stores as lora_stores
+from ray_cluster.dispatch.loras.loras import Loras
 from ray_cluster.protocol.calling.changes import ChangeLog, Mark
 from ray_cluster.protocol.leases import Poll, PollReply
 from ray_cluster.protocol.loras import LoraOrders, LoraReports

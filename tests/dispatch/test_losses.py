@@ -8,7 +8,7 @@ import pytest
 
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.state import Restored
+from ray_cluster.dispatch.records import Restored
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Lease, Poll, Returned
 from ray_cluster.protocol.outcomes import Completed, Progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.state import Restored
+from ray_cluster.dispatch.records import Restored
 from ray_cluster.requests import Failure
 from tests.fakes import image_request, poll_of, registration
 

@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.admission.queue_share import MOST_BOUNDS
-from ray_cluster.policies.steps.ordering import QueueKey, queue_key
+from ray_cluster.policies.leasing.ordering import QueueKey, queue_key
 from ray_cluster.protocol.leases import Lease, PollReply, Returned
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import AddOns, ImageRequest

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.admission.preemption import MOST_PREEMPTIONS
-from ray_cluster.policies.steps.ordering import AGED_PRIORITY
+from ray_cluster.policies.leasing.ordering import AGED_PRIORITY
 from ray_cluster.policies.types import RequestView
 from ray_cluster.protocol.leases import Lease, PollReply, Returned
 from ray_cluster.requests import ImageRequest

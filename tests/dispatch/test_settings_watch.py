@@ -11,10 +11,10 @@ import pytest
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.dispatch.settings import SettingsBook, SettingsWatch
+from ray_cluster.dispatch.settings_in_force import SettingsBook, SettingsWatch
 from ray_cluster.errors import ConfigError
 from tests.fakes import FakeClock, some_settings
-from tests.jobs.cell import until
+from tests.jobs.jobs_cell import until
 
 
 def text(max_queued: int) -> str:

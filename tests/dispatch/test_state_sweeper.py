@@ -17,7 +17,7 @@ from ray_cluster.requests import Failure
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from ray_cluster.storage.state_format import StateHeader, header_text, wrapped
 from tests.fakes import completed, image_request
-from tests.jobs.cell import until
+from tests.jobs.jobs_cell import until
 
 DAY_S = 86400.0
 

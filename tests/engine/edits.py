@@ -19,8 +19,8 @@ from torch import Tensor
 from ray_cluster.engine.edits.template import own_noise
 from ray_cluster.engine.models.loading import LoadedModel, encode_images, start_states
 from ray_cluster.engine.step.state import RequestState
-from ray_cluster.imaging.templates import EditPixels
-from ray_cluster.policies.steps.edits import computed_steps
+from ray_cluster.imaging.edit_images import EditPixels
+from ray_cluster.policies.edits import computed_steps
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, BlobRef, Edit, ImageRequest
 from tests.engine.harness import request
 from tests.engine.reference import DIFFUSERS_BY_SAMPLER, Reference

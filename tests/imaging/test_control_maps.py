@@ -16,9 +16,9 @@ from PIL import Image
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.controlnet_maps import ControlMap, MapOrder, control_map
 from ray_cluster.imaging.detectors import DETECTOR_NAMES, Detectors, Pixels
+from ray_cluster.imaging.edit_images import edit_pixels
 from ray_cluster.imaging.processes.image_coder import ImageCoder
-from ray_cluster.imaging.templates import edit_pixels
-from ray_cluster.policies.steps.edits import Box
+from ray_cluster.policies.edits import Box
 from ray_cluster.quality.render import render
 from ray_cluster.quality.scenes import sample_training_scene
 from ray_cluster.requests import BlobRef, Edit

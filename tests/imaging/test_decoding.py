@@ -12,9 +12,9 @@ from PIL import Image
 
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.decoding import Header, decoded, header_of, on_white
+from ray_cluster.imaging.edit_images import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.imaging.encoder import Pixels
-from ray_cluster.imaging.templates import ImageFacts, MaskFacts, image_facts, mask_facts
-from ray_cluster.policies.steps.edits import Box
+from ray_cluster.policies.edits import Box
 from tests.imaging.hostile import (
     animation,
     hostile_files,

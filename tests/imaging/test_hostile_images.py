@@ -16,9 +16,9 @@ from PIL import Image, ImageFile
 
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.imaging.decoding import MAX_JPEG_SCANS, Header, header_of
+from ray_cluster.imaging.edit_images import ImageFacts, edit_pixels, image_facts, mask_facts
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.imaging.processes.worker_process import CoderProcess, Message, ProcessDied
-from ray_cluster.imaging.templates import ImageFacts, edit_pixels, image_facts, mask_facts
 from ray_cluster.requests import BlobRef, Edit
 from tests.imaging.hostile import (
     bombs,

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from ray_cluster.errors import RequestFailed
+from ray_cluster.imaging.edit_images import ImageFacts
 from ray_cluster.imaging.encoder import encode_image, read_recipe
 from ray_cluster.imaging.processes.fair_queue import QueueFull
 from ray_cluster.imaging.processes.image_coder import ImageCoder, Source
 from ray_cluster.imaging.processes.worker_process import CoderProcess, Message, ProcessDied
-from ray_cluster.imaging.templates import ImageFacts
 from ray_cluster.requests import OutputSpec
 from tests.imaging.pictures import RECIPE, file_of, gradient, pixels_of
 

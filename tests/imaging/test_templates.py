@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ray_cluster.imaging.blending import Mask, any_in
+from ray_cluster.imaging.edit_images import EditPixels, Paste, edit_pixels, finished, mask_facts
 from ray_cluster.imaging.encoder import Pixels, encode_image
 from ray_cluster.imaging.processes.image_coder import ImageCoder
-from ray_cluster.imaging.templates import EditPixels, Paste, edit_pixels, finished, mask_facts
-from ray_cluster.policies.steps.edits import Box, SizeBounds, SizePx, edit_geometry
+from ray_cluster.policies.edits import Box, SizeBounds, SizePx, edit_geometry
 from ray_cluster.requests import BlobRef, Edit, OutputSpec
 from tests.imaging.pictures import exif_of, file_of, gradient, mask_file, pixels_of
 

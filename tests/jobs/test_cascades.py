@@ -13,7 +13,7 @@ from ray_cluster.protocol.jobs import Job, JobView
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.requests import CascadeUse, LightStage, OutputSpec
 from tests.fakes import image_request, some_settings
-from tests.jobs.cell import JobsCell, Replica, job, until
+from tests.jobs.jobs_cell import JobsCell, Replica, job, until
 
 STAGE = LightStage("shapes", "judge", num_steps=2, guidance_scale=1.0, sampler="ddim")
 

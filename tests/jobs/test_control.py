@@ -20,7 +20,7 @@ from ray_cluster.policies.planning.plan import PlannedSettings
 from ray_cluster.protocol.controller import Observation, PlannedPool, RoundRecord
 from ray_cluster.protocol.leases import Poll, Registration
 from tests.fakes import image_request, registration, some_settings
-from tests.jobs.cell import JobsCell, until
+from tests.jobs.jobs_cell import JobsCell, until
 
 CONFIG = ClusterConfig.model_validate({"pools": [{"name": "shapes", "model": "shapes-sd"}]})
 

@@ -15,7 +15,7 @@ from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.store.sql_engine import JobStoreError
 from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.protocol.jobs import Job, JobQuery
-from tests.jobs.cell import JobsCell, Replica, job
+from tests.jobs.jobs_cell import JobsCell, Replica, job
 from tests.running_time import RunningTime
 
 

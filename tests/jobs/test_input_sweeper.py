@@ -18,7 +18,7 @@ from ray_cluster.protocol.jobs import Job
 from ray_cluster.requests import BlobRef, Edit, ImageRequest
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from tests.fakes import FakeClock
-from tests.jobs.cell import JobsCell, Replica, job, until
+from tests.jobs.jobs_cell import JobsCell, Replica, job, until
 
 GRACE_S = StorageConfig().inputs_grace_s
 OWNER = "a" * 64

@@ -11,7 +11,7 @@ import pytest
 from ray_cluster.config.sections.keys import ROLES, ApiKey
 from ray_cluster.errors import ConfigError
 from ray_cluster.jobs.store.sql_engine import JobStoreError
-from tests.jobs.cell import JobsCell
+from tests.jobs.jobs_cell import JobsCell
 
 KEYS = (ApiKey("a" * 64, "ci", ROLES), ApiKey.plain("secret"))
 

@@ -23,7 +23,7 @@ from ray_cluster.protocol.leases import Poll, Registration
 from ray_cluster.protocol.loras import Lora, LoraFacts, LoraReport, LoraReports
 from ray_cluster.requests import AddOns, LoraUse
 from tests.fakes import some_settings
-from tests.jobs.cell import JobsCell, Replica, job, until
+from tests.jobs.jobs_cell import JobsCell, Replica, job, until
 
 SETTINGS = some_settings(pools=[{"name": "m", "model": "shapes-sd"}])
 PASTEL = Lora("", "pastel", "m", "builtin:pastel")

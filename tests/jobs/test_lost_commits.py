@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from ray_cluster.jobs.store.sql_store import SqlJobStore
-from tests.jobs.cell import JobsCell, Replica, job, until
 from tests.jobs.conftest import PostgresServer
 from tests.jobs.cutting_proxy import Cut, CuttingProxy
+from tests.jobs.jobs_cell import JobsCell, Replica, job, until
 
 
 @pytest.mark.parametrize("cut", ["before", "after"])

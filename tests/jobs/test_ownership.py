@@ -17,7 +17,7 @@ from ray_cluster.jobs.store.holder import Holder
 from ray_cluster.jobs.store.ownership import JobStoreInUse
 from ray_cluster.jobs.store.sql_owner import JobStoreTaken
 from ray_cluster.jobs.store.sql_store import SqlJobStore
-from tests.jobs.cell import JobsCell, Replica, job, until
+from tests.jobs.jobs_cell import JobsCell, Replica, job, until
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.store.sql_engine import JobStoreError
 from ray_cluster.protocol.jobs import JobQuery
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
-from tests.jobs.cell import JobsCell, Replica, job, until
+from tests.jobs.jobs_cell import JobsCell, Replica, job, until
 
 Change = Callable[[str], str]
 

@@ -11,7 +11,7 @@ import pytest
 
 from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.protocol.jobs import Job, JobQuery
-from tests.jobs.cell import TIMING, JobsCell, Replica, job, until
+from tests.jobs.jobs_cell import TIMING, JobsCell, Replica, job, until
 
 
 async def state_of(cell: JobsCell, job_id: str, client: str = "alice") -> str | None:

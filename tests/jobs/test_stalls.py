@@ -22,7 +22,7 @@ from ray_cluster.protocol.leases import Poll
 from ray_cluster.protocol.loras import Lora
 from tests.dispatch.work import MOST_LINES, begin, longest_stall
 from tests.fakes import image_request, registration
-from tests.jobs.cell import JobsCell, job
+from tests.jobs.jobs_cell import JobsCell, job
 
 # as pages go to gateways
 PAGE = methods_of(JobCalls)["jobs"].result

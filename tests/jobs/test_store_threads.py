@@ -18,7 +18,7 @@ from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.store.sql_engine import JobStoreError
 from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.jobs.store.store_threads import Kind, StoreThreads
-from tests.jobs.cell import job, until
+from tests.jobs.jobs_cell import job, until
 
 
 class Store(SqlJobStore):

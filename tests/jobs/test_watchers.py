@@ -8,7 +8,7 @@ from ray_cluster.jobs.open_job import OpenJob
 from ray_cluster.jobs.watchers import JobWatchers
 from ray_cluster.protocol.jobs import JobView
 from tests.fakes import run_virtually
-from tests.jobs.cell import job
+from tests.jobs.jobs_cell import job
 
 
 class Looks:

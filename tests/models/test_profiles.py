@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.models.profiles import builtin_profiles, load_profile, save_profile
+from ray_cluster.models.latency_profiles import builtin_profiles, load_profile, save_profile
 from ray_cluster.policies.costs.latency import LatencyProfile, LatencyRow, OperationKey, SizeCount
 
 seconds = st.floats(1e-6, 1e4).map(lambda value: float(f"{value:.6g}"))

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from ray_cluster.policies.groups.fluid import Work
-from ray_cluster.policies.groups.types import DegreeMenu, GroupRequest, GroupView, menu_of
+from ray_cluster.policies.sequence_parallel.fluid import Work
+from ray_cluster.policies.sequence_parallel.types import (
+    DegreeMenu,
+    GroupRequest,
+    GroupView,
+    menu_of,
+)
 
 # seconds per step: small ones gain little from more GPUs, large ones nearly all there is
 SMALL = menu_of("small", {1: 1.0, 2: 0.8, 4: 0.7}, num_gpus=4, work=1.0)

@@ -20,8 +20,8 @@ from ray_cluster.policies.admission.load import (
 )
 from ray_cluster.policies.admission.queue_view import WaitingLoads
 from ray_cluster.policies.admission.replica_simulation import ForecastReplica
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.leasing.routing import ReplicaTable, shared_prices
-from ray_cluster.policies.steps.ordering import queue_key
 from ray_cluster.policies.types import ReplicaView, RequestView
 from tests.fakes import replica_view, request_view
 

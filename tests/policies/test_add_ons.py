@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.steps.add_ons import (
+from ray_cluster.policies.steps.lora_merging import (
     MARGIN,
     MOST_FORESEEN,
     MergedRun,

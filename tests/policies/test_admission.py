@@ -14,7 +14,7 @@ from ray_cluster.policies.admission.admission import (
 )
 from ray_cluster.policies.admission.fluid import PoolView, pool_of
 from ray_cluster.policies.costs.cost_model import StepWork, step_s
-from ray_cluster.policies.steps.ordering import queue_key
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.types import RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
 from tests.policies.costs import alone_s, batch_s, share_s

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.models.profiles import load_profile
+from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.costs.cost_fit import fit_image_cost, fit_step_cost, row_work
 from ray_cluster.policies.costs.cost_model import StepWork, one_call_s, step_s

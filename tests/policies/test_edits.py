@@ -8,7 +8,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.steps.edits import (
+from ray_cluster.policies.edits import (
     Box,
     EditGeometry,
     SizeBounds,

@@ -15,9 +15,9 @@ from ray_cluster.policies.admission.admission import admit
 from ray_cluster.policies.admission.forecast import ForecastView, forecast_s
 from ray_cluster.policies.admission.replica_simulation import ForecastReplica, Leased
 from ray_cluster.policies.costs.cost_model import step_s, work_of
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.leasing.placement import Residency, passed_over, place
 from ray_cluster.policies.steps.mixed_batching import mixed_batches
-from ray_cluster.policies.steps.ordering import queue_key
 from ray_cluster.policies.steps.step_policy import StepView
 from ray_cluster.policies.types import RequestView, RowView, StepCost, lora_resident
 from tests.fakes import replica_view, request_view

@@ -10,6 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.allocation.problem import BatchOption
+from ray_cluster.policies.planning.called_models import (
+    Caller,
+    HelperDemand,
+    HelperSpec,
+    settled_helpers,
+    size_helpers,
+    without_helpers,
+)
 from ray_cluster.policies.planning.cell_planner import CellPlanner, cell_planner
 from ray_cluster.policies.planning.cluster_state import (
     ClusterState,
@@ -18,14 +26,6 @@ from ray_cluster.policies.planning.cluster_state import (
     ServiceState,
 )
 from ray_cluster.policies.planning.fleet import DeviceSpec, Fleet, PoolSpec, ServiceSpec
-from ray_cluster.policies.planning.helpers import (
-    Caller,
-    HelperDemand,
-    HelperSpec,
-    settled_helpers,
-    size_helpers,
-    without_helpers,
-)
 from ray_cluster.policies.planning.plan import Plan, PoolPlan
 from ray_cluster.policies.planning.planner import AllocationPlanner
 

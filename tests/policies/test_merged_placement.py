@@ -8,6 +8,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.leasing.placement import (
     WINDOW,
     MergedReplica,
@@ -16,7 +17,6 @@ from ray_cluster.policies.leasing.placement import (
     place_merged,
 )
 from ray_cluster.policies.leasing.routing import ReplicaTable, choose_leases, soonest_first
-from ray_cluster.policies.steps.ordering import queue_key
 from ray_cluster.policies.types import MOST_PASSES, RequestView
 from tests.fakes import STEP_COST, replica_view, request_view
 from tests.policies.queues import table_of

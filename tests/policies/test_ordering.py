@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.steps.ordering import queue_key
+from ray_cluster.policies.leasing.ordering import queue_key
 from tests.fakes import request_view
 
 fields = st.fixed_dictionaries(

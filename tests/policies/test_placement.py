@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.admission.load import load_of, load_s
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.leasing.placement import WINDOW, Placement, Residency, passed_over, place
 from ray_cluster.policies.leasing.routing import (
     ReplicaTable,
@@ -19,7 +20,6 @@ from ray_cluster.policies.leasing.routing import (
     soonest_first,
     works_of,
 )
-from ray_cluster.policies.steps.ordering import queue_key
 from ray_cluster.policies.types import (
     MOST_PASSES,
     ReplicaView,

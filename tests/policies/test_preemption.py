@@ -15,7 +15,7 @@ from ray_cluster.policies.admission.deadlines import LEAST_SAFETY_FACTOR
 from ray_cluster.policies.admission.forecast import ForecastView, forecast_s
 from ray_cluster.policies.admission.preemption import MOST_PREEMPTIONS, exchanges
 from ray_cluster.policies.admission.replica_simulation import ForecastReplica, Leased
-from ray_cluster.policies.steps.ordering import queue_key
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.types import Offer, RequestView, StepCost
 from tests.fakes import replica_view, request_view
 from tests.policies.queues import ListQueue

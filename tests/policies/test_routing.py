@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.leasing.routing import (
     choose_leases,
     count_leases,
     soonest_first,
     works_of,
 )
-from ray_cluster.policies.steps.ordering import queue_key
 from ray_cluster.policies.types import ReplicaView, RequestView, StepCost
 from tests.fakes import STEP_COST, replica_view, request_view
 from tests.policies.costs import share_s

@@ -6,15 +6,15 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.groups.admission import (
+from ray_cluster.policies.sequence_parallel.admission import (
     best_plan,
     exchange_small,
     keep_most,
     least_gpu_s,
     within_demand,
 )
-from ray_cluster.policies.groups.fluid import Work
-from ray_cluster.policies.groups.types import GroupRequest, menu_of
+from ray_cluster.policies.sequence_parallel.fluid import Work
+from ray_cluster.policies.sequence_parallel.types import GroupRequest, menu_of
 from tests.policies.groups import LARGE, MENUS, SMALL, request, requests_strategy, view
 from tests.policies.groups import works_by_deadline as in_order
 

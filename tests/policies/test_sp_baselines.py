@@ -17,7 +17,7 @@ from ray_cluster.policies.baselines.sp_knapsack import (
 )
 from ray_cluster.policies.baselines.sp_static import StaticOptions, plan_moldable, plan_static
 from ray_cluster.policies.baselines.sp_widest import plan_widest
-from ray_cluster.policies.groups.types import GroupRequest, Planner
+from ray_cluster.policies.sequence_parallel.types import GroupRequest, Planner
 from tests.policies.groups import LARGE, MIDDLE, SMALL, request, requests_strategy, view
 
 MENU = (("small", 1), ("middle", 2), ("large", 4))

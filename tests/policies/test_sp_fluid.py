@@ -5,8 +5,8 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.groups.fluid import FluidPlan, Manner, Work, simulate
-from ray_cluster.policies.groups.types import DegreeMenu, GroupRequest
+from ray_cluster.policies.sequence_parallel.fluid import FluidPlan, Manner, Work, simulate
+from ray_cluster.policies.sequence_parallel.types import DegreeMenu, GroupRequest
 from tests.policies.groups import LARGE, MIDDLE, SMALL, requests_strategy, works_by_deadline
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.groups.rounds import RoundOptions, plan_round
-from ray_cluster.policies.groups.types import GroupRequest
+from ray_cluster.policies.sequence_parallel.rounds import RoundOptions, plan_round
+from ray_cluster.policies.sequence_parallel.types import GroupRequest
 from tests.policies.groups import LARGE, MIDDLE, SMALL, request, requests_strategy, view
 
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.groups.types import DegreeMenu, is_hopeless, menu_of
+from ray_cluster.policies.sequence_parallel.types import DegreeMenu, is_hopeless, menu_of
 from tests.policies.groups import LARGE, SMALL, request
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ray_cluster.protocol.calling.turns import Shared
+from ray_cluster.process.turns import Shared
 from tests.fakes import run_virtually
 
 

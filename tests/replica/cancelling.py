@@ -30,7 +30,7 @@ from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.storage.blob_store import BlobStore
 from tests.engine.staged import PATIENCE_S, StagedModel
 from tests.fakes import sent_images, settings_for
-from tests.jobs.cell import JobsCell
+from tests.jobs.jobs_cell import JobsCell
 from tests.replica.setup import BY_ID, REQUESTS, Link, check_image, new_agent, until
 
 Way = Literal["delete", "gone"]

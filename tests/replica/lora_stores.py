@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.dispatch.loras import stores as lora_stores
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.dispatch.workers import lora_stores
 from ray_cluster.protocol.leases import Poll
 from ray_cluster.protocol.loras import FailureKind, Lora, LoraFacts, LoraOrder, LoraStatus
 from ray_cluster.replica import poller

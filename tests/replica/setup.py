@@ -24,7 +24,7 @@ from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.replica.delivery import Delivery, ResultStore, Templates
 from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.replica.denoise.beginnings import ReplicaAddOns
-from ray_cluster.replica.state_transfer import StateTransfer
+from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.harness import pool, request
 from tests.engine.staged import StagedModel

@@ -16,8 +16,8 @@ from PIL import Image
 
 from ray_cluster.api.output.error_answers import from_failure
 from ray_cluster.errors import RequestFailed
+from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.imaging.processes.image_coder import ImageCoder
-from ray_cluster.imaging.templates import EditPixels
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.replica import retries
 from ray_cluster.replica.delivery import failure_of

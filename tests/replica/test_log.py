@@ -21,7 +21,7 @@ from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.observability.logs import set_up_logs
 from tests.engine.staged import StagedModel
 from tests.fakes import sent_images, settings_for
-from tests.jobs.cell import JobsCell
+from tests.jobs.jobs_cell import JobsCell
 from tests.replica.setup import Link, new_agent, until
 
 PROMPT = "an unusual tetrahedron"

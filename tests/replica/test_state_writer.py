@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ray_cluster.engine.step.state import Conditioning, RequestState
-from ray_cluster.replica.state_writer import StateWriter
+from ray_cluster.replica.states.writer import StateWriter
 from ray_cluster.storage.blob_store import BlobStoreError
 from tests.engine.staged import until
 from tests.fakes import image_request

@@ -18,7 +18,7 @@ from ray_cluster.protocol.leases import Fence, Lease
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.denoise.preview_sender import Previews
-from ray_cluster.replica.state_writer import StateWriter
+from ray_cluster.replica.states.writer import StateWriter
 from ray_cluster.requests import Failure, SmallImage
 from tests.engine.staged import StagedModel
 from tests.engine.staged import until as until_so

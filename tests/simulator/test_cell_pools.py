@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.models.profiles import load_profile, save_profile
+from ray_cluster.models.latency_profiles import load_profile, save_profile
 from ray_cluster.policies.costs.cost_fit import fit_step_cost, row_work
 from ray_cluster.policies.costs.cost_model import step_s, work_of
 from ray_cluster.policies.costs.latency import LatencyRow, OperationKey, SizeCount

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ray_cluster.models.profiles import load_profile
+from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
 from ray_cluster.policies.costs.latency import LatencyRow, OperationKey, SizeCount
 from ray_cluster.policies.planning.plan import Plan, PoolPlan

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.policies.groups.types import (
+from ray_cluster.policies.sequence_parallel.types import (
     DegreeMenu,
     GroupView,
     Planner,

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 
-from ray_cluster.policies.groups.types import menu_of
+from ray_cluster.policies.sequence_parallel.types import menu_of
 from ray_cluster.simulator.groups.bound import bound_on_time, components_of
 from ray_cluster.simulator.groups.experiment import SpCondition, run_tasks
 from ray_cluster.simulator.groups.group import GroupTask

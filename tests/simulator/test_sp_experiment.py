@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ray_cluster.models.profiles import load_profile
+from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.simulator.groups.experiment import SpCondition, run_unit, units_of
 from ray_cluster.simulator.groups.policies import planner_of
 from ray_cluster.simulator.groups.workload import draw_count, menus_of, size_mix

@@ -26,7 +26,7 @@ from ray_cluster.storage.inputs import (
     input_names,
 )
 from tests.fakes import FakeClock, image_request
-from tests.jobs.cell import until
+from tests.jobs.jobs_cell import until
 
 GRACE_S = 1000.0
 ALICE, BOB = "a" * 64, "b" * 64

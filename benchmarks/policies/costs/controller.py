@@ -29,7 +29,7 @@ from ray_cluster.codec.values import TextCodec
 from ray_cluster.config.arguments import scorer_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
-from ray_cluster.control.fleet import Curves
+from ray_cluster.control.cell_fleet import Curves
 from ray_cluster.control.live import LiveCluster, LivePlanner
 from ray_cluster.control.loop import ControlLoop
 from ray_cluster.control.records import Times, record_of

@@ -14,8 +14,8 @@ import numpy as np
 from benchmarks.policies.costs.samples import DecisionCost, Samples
 from benchmarks.policies.costs.settings import GROUP_GPUS, CostSettings
 from benchmarks.settings import Report
-from ray_cluster.models.profiles import load_profile
-from ray_cluster.policies.groups.types import DegreeMenu, GroupRequest, GroupView
+from ray_cluster.models.latency_profiles import load_profile
+from ray_cluster.policies.sequence_parallel.types import DegreeMenu, GroupRequest, GroupView
 from ray_cluster.simulator.groups.policies import planner_of
 from ray_cluster.simulator.groups.workload import FLUX_CLASSES, menus_of
 

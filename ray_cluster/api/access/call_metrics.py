@@ -18,7 +18,7 @@ from ray_cluster.api.access.middleware import HttpMiddleware
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.logs import LogFields, log_event
 from ray_cluster.observability.metrics_snapshot import Snapshot, render, take
-from ray_cluster.protocol.calling.turns import Shared
+from ray_cluster.process.turns import Shared
 from ray_cluster.protocol.dispatcher import DispatcherClient
 
 logger = logging.getLogger(__name__)

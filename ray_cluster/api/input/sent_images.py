@@ -30,9 +30,9 @@ from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.imaging.controlnet_maps import ControlMap, MapOrder
 from ray_cluster.imaging.detectors import Detectors
+from ray_cluster.imaging.edit_images import ImageFacts, MaskFacts
 from ray_cluster.imaging.processes.fair_queue import QueueFull
 from ray_cluster.imaging.processes.image_coder import Source
-from ray_cluster.imaging.templates import ImageFacts, MaskFacts
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStoreError
 from ray_cluster.storage.inputs import InputStore

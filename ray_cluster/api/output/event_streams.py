@@ -20,9 +20,9 @@ from fastapi.sse import EventSourceResponse
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import Message, Receive, Scope, Send
 
+from ray_cluster.api.attached_images import while_connected
+from ray_cluster.api.call_reader import EventKind
 from ray_cluster.api.errors import ApiError
-from ray_cluster.api.input.call_reader import EventKind
-from ray_cluster.api.output.attached_images import while_connected
 from ray_cluster.api.output.error_answers import from_unavailable
 from ray_cluster.api.output.reply_writer import (
     RepliedImage,

@@ -14,9 +14,8 @@ from ray_cluster.api.resolve.fidelity import check_unmeasured
 from ray_cluster.api.resolve.generation import canvas_size, resolve
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.imaging.templates import ImageFacts, MaskFacts
-from ray_cluster.policies.fidelity import Terms
-from ray_cluster.policies.steps.edits import (
+from ray_cluster.imaging.edit_images import ImageFacts, MaskFacts
+from ray_cluster.policies.edits import (
     Box,
     EditGeometry,
     SizeBounds,
@@ -24,6 +23,7 @@ from ray_cluster.policies.steps.edits import (
     computed_steps,
     edit_geometry,
 )
+from ray_cluster.policies.fidelity import Terms
 from ray_cluster.requests import (
     FLOW_SAMPLER_NAMES,
     BlobRef,

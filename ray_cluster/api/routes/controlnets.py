@@ -21,7 +21,7 @@ from ray_cluster.api.resolve.controlnets import ControlNets
 from ray_cluster.api.resolve.resolver import MAX_INLINE_PIXELS
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.imaging.controlnet_maps import MapOrder
-from ray_cluster.policies.steps.edits import SizePx
+from ray_cluster.policies.edits import SizePx
 from ray_cluster.requests import BlobRef, size_of
 
 

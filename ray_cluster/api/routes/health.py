@@ -10,7 +10,7 @@ from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import ApiError, not_deployed, unavailable
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.errors import DispatcherUnavailable
-from ray_cluster.protocol.calling.turns import Shared
+from ray_cluster.process.turns import Shared
 from ray_cluster.protocol.dispatcher import DispatcherClient
 
 # a dispatcher that is slower than this answers too late for any caller of /readyz

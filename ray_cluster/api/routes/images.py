@@ -11,10 +11,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ray_cluster.api.access.auth import caller_of, client_of
+from ray_cluster.api.attached_images import GroupRunner, while_connected
+from ray_cluster.api.call_reader import EDIT, GENERATION, VARIATION, Call, CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import ApiError
-from ray_cluster.api.input.call_reader import EDIT, GENERATION, VARIATION, Call, CallReader
-from ray_cluster.api.output.attached_images import GroupRunner, while_connected
 from ray_cluster.api.output.error_answers import from_failure
 from ray_cluster.api.output.event_streams import EventStream, Updates, image_events
 from ray_cluster.api.output.reply_writer import RepliedImage, as_made, write_reply

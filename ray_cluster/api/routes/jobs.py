@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from ray_cluster.api.access.auth import caller_of, client_of
+from ray_cluster.api.call_reader import IDEMPOTENCY_KEY, JOB, Call, CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import ApiError, not_found
-from ray_cluster.api.input.call_reader import IDEMPOTENCY_KEY, JOB, Call, CallReader
 from ray_cluster.api.input.validation import check_query
 from ray_cluster.api.output.error_answers import from_refusal
 from ray_cluster.api.output.event_streams import OPENING, EventStream, JobStream, StreamSlots

@@ -19,7 +19,7 @@ from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.errors import ConfigError, InvalidRequest
-from ray_cluster.imaging.templates import image_facts, mask_facts
+from ray_cluster.imaging.edit_images import image_facts, mask_facts
 from ray_cluster.models.builtin import BUILTIN_MODELS, BUILTIN_PARTS
 from ray_cluster.models.local import LocalModel, ModelSizes, local_model
 from ray_cluster.requests import (

@@ -21,7 +21,7 @@ from ray_cluster.engine.device.timing import SizePx
 from ray_cluster.engine.models.loading import load_model
 from ray_cluster.engine.stages.warmup import device_name, other_size, prepare_threads
 from ray_cluster.errors import ConfigError
-from ray_cluster.models.profiles import check_name, save_profile
+from ray_cluster.models.latency_profiles import check_name, save_profile
 from ray_cluster.policies.costs.latency import LatencyProfile, LatencyRow, OperationKey
 from ray_cluster.requests import ModelProfile
 

@@ -13,7 +13,7 @@ import typer
 from pydantic import BaseModel
 from rich.console import Console
 
-from ray_cluster.api.input.call_reader import IDEMPOTENCY_KEY
+from ray_cluster.api.call_reader import IDEMPOTENCY_KEY
 from ray_cluster.api.output.resource_schemas import (
     ControlNetList,
     ErrorDetail,

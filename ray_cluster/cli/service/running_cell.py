@@ -19,7 +19,7 @@ from ray.serve.exceptions import RayServeException
 from ray_cluster.cell.live_settings import SettingsReport
 from ray_cluster.cli.service.ray_messages import short_reason
 from ray_cluster.compat import ray_addresses
-from ray_cluster.deployments.links import ask_dispatcher
+from ray_cluster.deployments.dispatcher_handle import ask_dispatcher
 from ray_cluster.deployments.service import add_pools, take_down
 from ray_cluster.errors import ConfigError, RayClusterError
 

@@ -17,8 +17,8 @@ from ray_cluster.dispatch.cascades.stages import decide, fail, finish_image
 from ray_cluster.dispatch.queue.admission_view import AdmissionView
 from ray_cluster.dispatch.queue.due import AT_ONCE
 from ray_cluster.dispatch.queue.ledger import Ledger
+from ray_cluster.dispatch.records import RequestRecord, Restored
 from ray_cluster.dispatch.reports.log import log_image
-from ray_cluster.dispatch.state import RequestRecord, Restored
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.observability.logs import LogFields
 from ray_cluster.policies.admission.admission import predict_s

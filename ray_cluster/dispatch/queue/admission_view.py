@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Sequence
 
 from ray_cluster.dispatch.queue.ledger import Ledger
-from ray_cluster.dispatch.state import ReplicaRecord
+from ray_cluster.dispatch.records import ReplicaRecord
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.admission.fluid import PoolView
 from ray_cluster.policies.admission.forecast import (
@@ -19,7 +19,7 @@ from ray_cluster.policies.admission.forecast import (
 from ray_cluster.policies.admission.load import Load, load_of
 from ray_cluster.policies.admission.queue_view import WaitingLoads
 from ray_cluster.policies.admission.replica_simulation import ForecastReplica, Leased
-from ray_cluster.policies.steps.ordering import queue_key
+from ray_cluster.policies.leasing.ordering import queue_key
 from ray_cluster.policies.types import RequestView
 
 

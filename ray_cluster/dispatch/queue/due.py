@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable
 from heapq import heapify, heappop, heappush, heapreplace
 
-from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.dispatch.records import RequestRecord
 
 # of one kind that are dealt with in one turn of the dispatcher; others come in the next ones
 AT_ONCE = 25

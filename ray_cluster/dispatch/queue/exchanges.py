@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ray_cluster.dispatch.queue.ledger import Ledger
-from ray_cluster.dispatch.state import ReplicaRecord
+from ray_cluster.dispatch.records import ReplicaRecord
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.protocol.leases import Lease
 

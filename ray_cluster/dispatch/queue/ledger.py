@@ -8,15 +8,15 @@ from typing import Literal
 
 from ray_cluster.config.sections.cell_wide import DispatchSettings
 from ray_cluster.dispatch.cascades.record import cascade_record
+from ray_cluster.dispatch.loras.loras import Loras
 from ray_cluster.dispatch.queue.due import Due
 from ray_cluster.dispatch.queue.waiting import WaitingRoom
+from ray_cluster.dispatch.records import ReplicaRecord, RequestRecord, Restored, as_offered
 from ray_cluster.dispatch.reports.demand import Demand
 from ray_cluster.dispatch.reports.log import log_end, log_image
 from ray_cluster.dispatch.reports.statistics import CALLERS_OWN, OutcomeCounters, PredictionStats
-from ray_cluster.dispatch.state import ReplicaRecord, RequestRecord, Restored, as_offered
 from ray_cluster.dispatch.workers.controlnets import ControlNets
-from ray_cluster.dispatch.workers.loras import Loras
-from ray_cluster.policies.steps.ordering import ages_at_s
+from ray_cluster.policies.leasing.ordering import ages_at_s
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.protocol.leases import (
     Failed,

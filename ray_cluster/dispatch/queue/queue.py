@@ -17,7 +17,7 @@ from ray_cluster.policies.admission.load import (
     amounts_of,
     load_of,
 )
-from ray_cluster.policies.steps.ordering import QueueKey, queue_key
+from ray_cluster.policies.leasing.ordering import QueueKey, queue_key
 from ray_cluster.policies.types import RequestView
 
 # beside deadlines, amounts

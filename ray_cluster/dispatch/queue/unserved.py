@@ -9,7 +9,7 @@ from ray_cluster.dispatch.queue.admission import Admission
 from ray_cluster.dispatch.queue.admission_view import AdmissionView
 from ray_cluster.dispatch.queue.due import AT_ONCE
 from ray_cluster.dispatch.queue.ledger import Ledger
-from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.dispatch.workers.replicas import Replicas
 
 

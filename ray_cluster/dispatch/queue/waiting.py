@@ -9,16 +9,16 @@ from dataclasses import replace
 from functools import partial
 from itertools import islice
 
+from ray_cluster.dispatch.loras.loras import Loras
 from ray_cluster.dispatch.queue.due import AT_ONCE, Due
 from ray_cluster.dispatch.queue.queue import WaitingQueue
 from ray_cluster.dispatch.queue.shares import Lane
-from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.dispatch.workers.controlnets import ControlNets
-from ray_cluster.dispatch.workers.loras import Loras
 from ray_cluster.policies.admission.load import NO_LOAD
 from ray_cluster.policies.admission.queue_share import ShareView
+from ray_cluster.policies.leasing.ordering import AGED_PRIORITY
 from ray_cluster.policies.leasing.placement import passed_over
-from ray_cluster.policies.steps.ordering import AGED_PRIORITY
 from ray_cluster.policies.types import RequestView
 from ray_cluster.requests import Failure, ImageRequest
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from ray_cluster.config.sections.pools import DefaultsConfig
 from ray_cluster.config.settings import PoolSettings, Settings
-from ray_cluster.dispatch.state import Counted, RequestRecord
+from ray_cluster.dispatch.records import Counted, RequestRecord
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.admission.fluid import PoolView
 from ray_cluster.policies.admission.load import load_of, load_s

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import Unpack
 
-from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.observability.logs import LogEvent, LogFields, durations_of, log_event
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import ImageRequest

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field, fields
 
-from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.policies.admission.estimates import (
     Arrivals,
     PredictionError,

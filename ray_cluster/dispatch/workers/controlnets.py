@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from ray_cluster.config.settings import ControlNetSettings
-from ray_cluster.dispatch.state import RequestRecord
+from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.protocol.leases import Registration, lane_of
 from ray_cluster.requests import Failure, ImageRequest

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import reduce
 
 from ray_cluster.dispatch.queue.queue import WaitingQueue
-from ray_cluster.dispatch.state import ReplicaRecord
+from ray_cluster.dispatch.records import ReplicaRecord
 from ray_cluster.dispatch.workers.replica_rows import ReplicaRows
 from ray_cluster.policies.admission.fluid import PoolView, pool_of
 from ray_cluster.policies.admission.load import NO_LOAD, Load

@@ -15,7 +15,7 @@ from ray_cluster.engine.step.executor import Executor
 from ray_cluster.engine.step.step_call import Held
 from ray_cluster.engine.step.step_engine import StepEngine, StepReport
 from ray_cluster.errors import MODEL_ERRORS, ModelUnsupported
-from ray_cluster.policies.steps.add_ons import MergedRun, MergeView, decide_merge
+from ray_cluster.policies.steps.lora_merging import MergedRun, MergeView, decide_merge
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from ray_cluster.engine.step.mixed_step import StepSources
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.errors import Stage
-from ray_cluster.imaging.templates import EditPixels
+from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, ImageRequest, SamplerName
 
 T = TypeVar("T")

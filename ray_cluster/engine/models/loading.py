@@ -48,7 +48,7 @@ from ray_cluster.engine.step.executor import Executor
 from ray_cluster.engine.step.reuse_steps import check_reuse
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.errors import REQUEST_ERRORS, ConfigError, MemoryRefused, ModelUnsupported
-from ray_cluster.imaging.templates import EditPixels
+from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.models.fidelity_tables import step_table
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import check_sampler, check_schedules, model_sizes, patch_size

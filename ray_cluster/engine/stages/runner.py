@@ -31,7 +31,7 @@ from ray_cluster.engine.step.state import Conditioning, RequestState
 from ray_cluster.engine.step.step_commands import StepCommands
 from ray_cluster.engine.step.step_engine import StepEngine, StepReport
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
-from ray_cluster.imaging.templates import EditPixels
+from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.policies.steps.checkpointing import steps_between_exports
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ImageRequest

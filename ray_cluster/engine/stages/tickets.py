@@ -10,7 +10,7 @@ from torch import Tensor
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.edits.template import EncodedImage
 from ray_cluster.engine.step.state import RequestState
-from ray_cluster.imaging.templates import EditPixels
+from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.requests import ImageRequest
 
 

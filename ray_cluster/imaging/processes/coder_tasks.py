@@ -13,10 +13,7 @@ from ray_cluster.codec.values import TextCodec
 from ray_cluster.imaging.controlnet_maps import ControlMap, MapOrder, control_map
 from ray_cluster.imaging.decoding import not_decodable
 from ray_cluster.imaging.detectors import BUILT_IN_NAMES
-from ray_cluster.imaging.encoder import Pixels, encode_image
-from ray_cluster.imaging.processes.allowance import Allowance, of_decoding
-from ray_cluster.imaging.processes.worker_process import Bytes, Message
-from ray_cluster.imaging.templates import (
+from ray_cluster.imaging.edit_images import (
     EditPixels,
     ImageFacts,
     MaskFacts,
@@ -26,7 +23,10 @@ from ray_cluster.imaging.templates import (
     image_facts,
     mask_facts,
 )
-from ray_cluster.policies.steps.edits import Box, SizePx
+from ray_cluster.imaging.encoder import Pixels, encode_image
+from ray_cluster.imaging.processes.allowance import Allowance, of_decoding
+from ray_cluster.imaging.processes.worker_process import Bytes, Message
+from ray_cluster.policies.edits import Box, SizePx
 from ray_cluster.requests import Edit, OutputSpec
 
 _EDITS: TextCodec[Edit] = TextCodec(Edit)

@@ -15,12 +15,12 @@ from typing import TypeVar
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.imaging.controlnet_maps import ControlMap, MapOrder
 from ray_cluster.imaging.decoding import not_decodable
+from ray_cluster.imaging.edit_images import EditPixels, ImageFacts, MaskFacts, Paste
 from ray_cluster.imaging.encoder import Pixels
 from ray_cluster.imaging.processes import coder_tasks
 from ray_cluster.imaging.processes.coder_pool import CoderPool, Job, usual_num_processes
 from ray_cluster.imaging.processes.worker_process import Message
-from ray_cluster.imaging.templates import EditPixels, ImageFacts, MaskFacts, Paste
-from ray_cluster.policies.steps.edits import SizePx
+from ray_cluster.policies.edits import SizePx
 from ray_cluster.requests import Edit, OutputSpec
 
 T = TypeVar("T")

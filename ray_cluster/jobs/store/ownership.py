@@ -20,7 +20,7 @@ from ray_cluster.jobs.store.sql_engine import JobStoreError
 from ray_cluster.jobs.store.sql_owner import JobStoreTaken, Owner
 from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.jobs.store.store_threads import StoreThreads
-from ray_cluster.protocol.calling.tasks import Tasks
+from ray_cluster.process.tasks import Tasks
 
 logger = logging.getLogger(__name__)
 

@@ -35,7 +35,7 @@ from ray_cluster.replica.denoise.preview_sender import Previews
 from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.poller import LeasePoller, check_running
-from ray_cluster.replica.state_transfer import StateTransfer
+from ray_cluster.replica.states.transfer import StateTransfer
 
 logger = logging.getLogger(__name__)
 

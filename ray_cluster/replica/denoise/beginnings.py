@@ -13,7 +13,7 @@ from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.errors import InvalidRequest, RequestFailed
-from ray_cluster.imaging.templates import EditPixels
+from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.leases import Directory, Lease
 from ray_cluster.replica.delivery import Delivery
@@ -21,7 +21,7 @@ from ray_cluster.replica.denoise.late_loras import LateLoras, begins_without
 from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.replica.denoise.metrics import ReplicaMetrics
 from ray_cluster.replica.log import ReplicaLog
-from ray_cluster.replica.state_transfer import StateTransfer
+from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.replica.unexpected import failing_alone
 from ray_cluster.requests import AddOns
 

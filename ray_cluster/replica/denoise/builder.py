@@ -39,7 +39,7 @@ from ray_cluster.replica.denoise.beginnings import ReplicaAddOns
 from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.replica.denoise.sent_images import EditImages, reading_per_megapixel_s
 from ray_cluster.replica.lora_store.folder import LoraFolder
-from ray_cluster.replica.state_transfer import StateTransfer
+from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 

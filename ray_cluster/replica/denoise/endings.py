@@ -13,7 +13,7 @@ from ray_cluster.replica.delivery import Delivery, failure_of
 from ray_cluster.replica.denoise.preview_sender import Previews
 from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
-from ray_cluster.replica.state_transfer import StateTransfer
+from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.replica.unexpected import failing_alone
 
 

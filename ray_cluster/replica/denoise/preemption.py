@@ -9,7 +9,7 @@ from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.protocol.leases import Lease
-from ray_cluster.replica.state_transfer import StateTransfer
+from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.replica.unexpected import failing_alone
 from ray_cluster.requests import ImageRequest
 

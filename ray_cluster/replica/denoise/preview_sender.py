@@ -9,7 +9,7 @@ from ray_cluster.engine.stages.events import Previewed
 from ray_cluster.errors import DispatcherUnavailable, InvalidRequest, RequestFailed
 from ray_cluster.observability.logs import bound, fields_of, without_prompts
 from ray_cluster.policies.steps.previews import preview_steps
-from ray_cluster.protocol.calling.tasks import Tasks
+from ray_cluster.process.tasks import Tasks
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Lease, Shown
 from ray_cluster.protocol.outcomes import Preview

@@ -15,8 +15,8 @@ import numpy as np
 
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
-from ray_cluster.imaging.templates import EditPixels, Paste
-from ray_cluster.policies.steps.edits import SizePx
+from ray_cluster.imaging.edit_images import EditPixels, Paste
+from ray_cluster.policies.edits import SizePx
 from ray_cluster.replica.retries import retry_waits_s
 from ray_cluster.requests import BlobRef, Edit, ImageRequest, OutputSpec
 from ray_cluster.storage.blob_store import BlobStoreError

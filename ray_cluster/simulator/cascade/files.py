@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from ray_cluster.models.cascade_curves import CascadeCurves, load_curves
-from ray_cluster.models.profiles import load_profile
+from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.policies.costs.latency import LatencyProfile
 from ray_cluster.simulator.arrivals import Floats
 from ray_cluster.simulator.control.experiment import Column

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ray_cluster.errors import ConfigError
-from ray_cluster.models.profiles import load_profile
+from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.policies.costs.cost_fit import FittedCost, fit_step_cost
 from ray_cluster.policies.costs.cost_model import step_s, work_of
 from ray_cluster.policies.costs.latency import LatencyProfile

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ray_cluster.models.profiles import load_profile
+from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.policies.allocation.allocation import allocate
 from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.baselines.ongoing_requests import OngoingRequestsPlanner

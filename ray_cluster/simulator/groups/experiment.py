@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field, field_validator
 
-from ray_cluster.models.profiles import load_profile
-from ray_cluster.policies.groups.types import DegreeMenu, Planner
+from ray_cluster.models.latency_profiles import load_profile
+from ray_cluster.policies.sequence_parallel.types import DegreeMenu, Planner
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.experiment import Experiment, load_choices
 from ray_cluster.simulator.groups.bound import bound_on_time

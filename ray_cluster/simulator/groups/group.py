@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
-from ray_cluster.policies.groups.types import (
+from ray_cluster.policies.sequence_parallel.types import (
     DegreeMenu,
     GroupRequest,
     GroupView,

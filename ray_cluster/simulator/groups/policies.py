@@ -14,8 +14,8 @@ from ray_cluster.policies.baselines.sp_static import (
     plan_static,
 )
 from ray_cluster.policies.baselines.sp_widest import plan_widest
-from ray_cluster.policies.groups.rounds import RoundOptions, plan_round
-from ray_cluster.policies.groups.types import DegreeMenu, Planner
+from ray_cluster.policies.sequence_parallel.rounds import RoundOptions, plan_round
+from ray_cluster.policies.sequence_parallel.types import DegreeMenu, Planner
 
 _SIMPLE: Mapping[str, Planner] = {
     "rounds/most": partial(plan_round, options=RoundOptions("most")),

@@ -8,7 +8,7 @@ from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.models.profiles import load_profile
+from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.simulator.experiment import ExperimentTask
 from ray_cluster.simulator.groups.experiment import (
     BOUND,

@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from ray_cluster.policies.costs.latency import LatencyProfile
-from ray_cluster.policies.groups.types import DegreeMenu, menu_of
+from ray_cluster.policies.sequence_parallel.types import DegreeMenu, menu_of
 from ray_cluster.simulator.arrivals import constant_rate
 from ray_cluster.simulator.groups.group import GroupTask
 from ray_cluster.simulator.workload import Arrival, Kind, Mix, draw_workload

@@ -20,7 +20,7 @@ from ray_cluster.imaging.decoding import (
     upright,
     upright_size,
 )
-from ray_cluster.policies.steps.edits import Box, SizePx
+from ray_cluster.policies.edits import Box, SizePx
 from ray_cluster.requests import Edit
 
 _OPAQUE = 255

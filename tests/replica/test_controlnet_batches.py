@@ -7,7 +7,7 @@ import pytest
 from ray_cluster.errors import DeviceBroken
 from ray_cluster.replica.controlnet.batches import Answer, ControlNetBatches, WaitingRow
 from ray_cluster.replica.controlnet.metrics import ControlNetServerMetrics
-from tests.replica.control_bank import NAME, RandomBank, ask_of, expected, is_same
+from tests.replica.controlnet_bank import NAME, RandomBank, ask_of, expected, is_same
 
 
 class Setup:

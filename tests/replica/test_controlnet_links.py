@@ -24,7 +24,7 @@ from ray_cluster.replica.controlnet.server import ControlNetServer
 from ray_cluster.transport.connecting import Listener, connect, listen
 from ray_cluster.transport.in_process import pair
 from ray_cluster.transport.links import Link, LinkKind, LinkLimits, LinkRefused
-from tests.replica.control_bank import (
+from tests.replica.controlnet_bank import (
     NAME,
     PATIENCE_S,
     RandomBank,

@@ -14,8 +14,8 @@ from ray_cluster.replica.controlnet.batches import ControlNetBatches, WaitingRow
 from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.replica.controlnet.metrics import ControlNetServerMetrics
 from tests.engine.staged import until as until_so
-from tests.replica.control_bank import NAME, PATIENCE_S, RandomBank, ask_of, expected, is_same
-from tests.replica.test_control_links import Service, served
+from tests.replica.controlnet_bank import NAME, PATIENCE_S, RandomBank, ask_of, expected, is_same
+from tests.replica.test_controlnet_links import Service, served
 from tests.replica.test_unexpected import SECRET, odd
 
 

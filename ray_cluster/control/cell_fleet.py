@@ -15,6 +15,7 @@ from types import MappingProxyType
 from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve, capped
 from ray_cluster.policies.costs.cost_model import decode_s, step_s, work_of
+from ray_cluster.policies.planning.called_models import Caller, HelperSpec
 from ray_cluster.policies.planning.cluster_state import (
     ClusterState,
     DeviceState,
@@ -29,7 +30,6 @@ from ray_cluster.policies.planning.fleet import (
     PoolSpec,
     ServiceSpec,
 )
-from ray_cluster.policies.planning.helpers import Caller, HelperSpec
 from ray_cluster.policies.planning.plan import Plan
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.controller import (

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from ray_cluster.policies.groups.types import ROUNDING_S, DegreeMenu
+from ray_cluster.policies.sequence_parallel.types import ROUNDING_S, DegreeMenu
 
 Manner = Literal["narrow", "wide"]
 

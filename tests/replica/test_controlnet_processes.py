@@ -18,7 +18,7 @@ from ray_cluster.protocol.leases import Directory
 from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.transport.connecting import connect
 from ray_cluster.transport.links import Link
-from tests.replica.control_bank import (
+from tests.replica.controlnet_bank import (
     PATIENCE_S,
     BankFactory,
     BankProcess,
@@ -171,7 +171,7 @@ import sys, time
 from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.transport.connecting import connect
 from ray_cluster.transport.links import Link
-from tests.replica.control_bank import ask_of, directory, peer_of
+from tests.replica.controlnet_bank import ask_of, directory, peer_of
 controls = RemoteControlNets(clock=time.monotonic, on_ready=lambda: None)
 controls.set_peers(directory(peer_of(sys.argv[1], sys.argv[2], "r0")))
 for step in range(10 ** 6):

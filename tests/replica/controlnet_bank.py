@@ -135,7 +135,7 @@ class BankFactory:
     """A process that has imported everything, and forks a worker when it is asked to."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.replica.control_bank"]
+        command = [sys.executable, "-m", "tests.replica.controlnet_bank"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from ray_cluster.config.sections.loras import LoraSettings
-from ray_cluster.dispatch.workers.lora_names import NearNames
+from ray_cluster.dispatch.loras.names import NearNames
 from ray_cluster.protocol.loras import MAX_LORAS_AT_ONCE, Lora, LoraAdded, LoraFacts, LoraReport
 
 

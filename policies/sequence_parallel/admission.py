@@ -2,8 +2,8 @@
 
 Moore and Hodgson (1968) keep most jobs on time on one machine: go through them by deadline and,
 whenever one is late, give up the longest so far. Here the machine is a group of GPUs, the schedule
-that of :mod:`ray_cluster.policies.groups.fluid`, and the longest the one with the most GPU-seconds
-left.
+that of :mod:`ray_cluster.policies.sequence_parallel.fluid`, and the longest the one with the most
+GPU-seconds left.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
-from ray_cluster.policies.groups.fluid import FluidPlan, Work, simulate
-from ray_cluster.policies.groups.types import ROUNDING_S, GroupView
+from ray_cluster.policies.sequence_parallel.fluid import FluidPlan, Work, simulate
+from ray_cluster.policies.sequence_parallel.types import ROUNDING_S, GroupView
 
 # no plan of more requests than that comes closer than this to using all GPU-seconds: to count on
 # the rest would only have more schedules followed in vain

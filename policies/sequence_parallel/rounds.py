@@ -15,9 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ray_cluster.policies.groups.admission import exchange_small, keep_most
-from ray_cluster.policies.groups.fluid import Work
-from ray_cluster.policies.groups.types import GroupRequest, GroupView, RoundDecision, is_hopeless
+from ray_cluster.policies.sequence_parallel.admission import exchange_small, keep_most
+from ray_cluster.policies.sequence_parallel.fluid import Work
+from ray_cluster.policies.sequence_parallel.types import (
+    GroupRequest,
+    GroupView,
+    RoundDecision,
+    is_hopeless,
+)
 
 # a step in flight whose expected end has passed is expected to end any moment
 _LEAST_S = 1e-6

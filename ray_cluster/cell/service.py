@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 
 from ray_cluster.dispatch.reports.metrics import cell_snapshot
 from ray_cluster.dispatch.service import DispatchService
-from ray_cluster.dispatch.settings import SettingsBook
+from ray_cluster.dispatch.settings_in_force import SettingsBook
 from ray_cluster.jobs.service import JobService
 from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot, merge
-from ray_cluster.protocol.calling.turns import Shared
+from ray_cluster.process.turns import Shared
 from ray_cluster.protocol.settings import GatewaySettings
 
 

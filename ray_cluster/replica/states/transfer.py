@@ -11,7 +11,7 @@ import torch
 
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.observability.logs import bound, fields_of, without_prompts
-from ray_cluster.replica.state_writer import STORE_ERRORS, Blobs, StateWriter
+from ray_cluster.replica.states.writer import STORE_ERRORS, Blobs, StateWriter
 from ray_cluster.replica.unexpected import unexpected
 from ray_cluster.requests import ImageRequest, state_name
 from ray_cluster.storage.state_format import header_of

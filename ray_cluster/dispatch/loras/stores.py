@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
-from ray_cluster.dispatch.workers.lora_registry import KnownLora, LoraRegistry
+from ray_cluster.dispatch.loras.registry import KnownLora, LoraRegistry
 from ray_cluster.protocol.calling.changes import ChangeLog, Mark
 from ray_cluster.protocol.loras import LoraOrder, LoraOrders, LoraReport, LoraReports
 

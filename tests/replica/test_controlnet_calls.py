@@ -6,7 +6,7 @@ import pytest
 
 from ray_cluster.replica.controlnet.calls import Call, Changes, ControlNetCalls
 from ray_cluster.replica.controlnet.metrics import ControlNetClientMetrics
-from tests.replica.control_bank import NAME, ask_of
+from tests.replica.controlnet_bank import NAME, ask_of
 
 
 class Setup:

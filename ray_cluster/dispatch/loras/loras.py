@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from ray_cluster.config.sections.loras import LoraSettings
-from ray_cluster.dispatch.workers.lora_registry import KnownLora, LoraRegistry, is_same
-from ray_cluster.dispatch.workers.lora_stores import LoraStores
+from ray_cluster.dispatch.loras.registry import KnownLora, LoraRegistry, is_same
+from ray_cluster.dispatch.loras.stores import LoraStores
 from ray_cluster.protocol.calling.changes import Mark
 from ray_cluster.protocol.loras import (
     Lora,

@@ -1,0 +1,1 @@
+"""The states of unfinished images, in a store that outlives the replica."""
