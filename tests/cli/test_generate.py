@@ -9,12 +9,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import yaml
 from PIL import Image
 
-from ray_cluster.imaging.encoder import read_recipe
+from ray_cluster.imaging.encoder import encode_image, read_recipe
+from ray_cluster.requests import OutputSpec
 from tests.cli.conftest import Cli
+from tests.fakes import image_request
 
 ROOT = Path(__file__).parents[2]
 
@@ -168,6 +171,15 @@ def test_a_png_made_elsewhere_has_no_recipe(cli: Cli, tiny_config: Path, tmp_pat
     result = cli("generate", "--like", foreign, "--config", tiny_config)
     assert result.exit_code == 1
     assert "carries no recipe of ray-cluster" in result.stderr
+
+
+def test_an_image_with_reuse_is_not_repeated_without_it(cli: Cli, tmp_path: Path) -> None:
+    made = tmp_path / "made.png"
+    recipe = image_request().recipe() | {"reuse": "a schedule"}
+    made.write_bytes(encode_image(np.zeros((64, 64, 3), np.uint8), OutputSpec(), recipe))
+    result = cli("generate", "--like", made)
+    assert result.exit_code == 1
+    assert "made with blocks kept from earlier steps, as --fidelity allows" in result.stderr
 
 
 def test_a_folder_can_be_the_model(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def variety(**changes: object) -> list[ImageRequest]:
 
 
 def check(reference: Reference, one: ImageRequest, latents: torch.Tensor) -> float:
-    """Hold a whole run against DESIGN.md's Exactness; return the error.
+    """Hold a whole run against the bounds of docs/engine.md; return the error.
 
     Where diffusers rounds away more than that, the engine may be nearer to the truth instead.
     """

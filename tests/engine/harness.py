@@ -23,7 +23,7 @@ from ray_cluster.engine.step.step_engine import FailedRow, StepEngine
 from ray_cluster.policies.types import RowView
 from ray_cluster.requests import ImageRequest
 
-# DESIGN.md, Exactness
+# docs/engine.md, Exactness
 CALL_TOLERANCE = 2e-5
 RUN_TOLERANCE = 1e-4
 PIXEL_TOLERANCE = 1

@@ -89,7 +89,7 @@ class Reference:
         return bool(config.rescale_betas_zero_snr) and config.prediction_type == "v_prediction"
 
     def run_tolerance(self, one: ImageRequest) -> float:
-        """Return what DESIGN.md allows a whole run to differ."""
+        """Return what a whole run may differ, see docs/engine.md (Exactness)."""
         return max(RUN_TOLERANCE, 4 * self.own_spread(one))
 
     @torch.inference_mode()

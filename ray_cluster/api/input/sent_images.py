@@ -25,7 +25,6 @@ from ray_cluster.api.input.schemas import (
 )
 from ray_cluster.api.input.strict_json import typed_texts
 from ray_cluster.api.input.validation import describe
-from ray_cluster.api.resolve.edits import EditImages
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.imaging.controlnet_maps import ControlMap, MapOrder
@@ -89,6 +88,25 @@ class MadeMap(NamedTuple):
 
     ref: BlobRef
     made: ControlMap
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedImages:
+    """The images of a call that edits, in the input store and checked.
+
+    Attributes:
+        mask: None for an edit of everything.
+    """
+
+    image: BlobRef
+    image_facts: ImageFacts
+    mask: BlobRef | None = None
+    mask_facts: MaskFacts | None = None
+
+    @property
+    def size_px(self) -> tuple[int, int]:
+        """Width and height of the image."""
+        return (self.image_facts.width_px, self.image_facts.height_px)
 
 
 class SentImages:
@@ -178,7 +196,9 @@ class SentImages:
         uploads = self._uploads(request, limits)
         return await uploads.store_text(owner_of(request), text, param)
 
-    async def of_edit(self, request: Request, sent: SentCall, limits: LimitsConfig) -> EditImages:
+    async def of_edit(
+        self, request: Request, sent: SentCall, limits: LimitsConfig
+    ) -> CheckedImages:
         """Store the images of an edit where they are not yet, decode them and return what they are.
 
         Raises:
@@ -195,11 +215,11 @@ class SentImages:
             mask = await self.store_one(request, mask, "mask", limits)
         image_facts = await self.check_one(request, image, "image", limits)
         if mask is None:
-            return EditImages(image, image_facts)
+            return CheckedImages(image, image_facts)
         data, most = self._fetch_of(request, mask), limits.max_input_pixels
         client = caller_of(request)
         mask_facts = await _answer(self._checks.mask_facts, data, "mask", most, client)
-        return EditImages(image, image_facts, mask, mask_facts)
+        return CheckedImages(image, image_facts, mask, mask_facts)
 
     async def make_map(
         self, request: Request, image: BlobRef, order: MapOrder, limits: LimitsConfig

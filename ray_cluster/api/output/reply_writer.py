@@ -82,7 +82,7 @@ def as_made(
 async def write_reply(
     images: Sequence[RepliedImage], created_s: int, url_of: Callable[[str], str] | None = None
 ) -> bytes:
-    """Return the JSON of :class:`~ray_cluster.api.input.schemas.ImagesResponse`.
+    """Return the JSON of :class:`~ray_cluster.api.output.image_schemas.ImagesResponse`.
 
     Args:
         url_of: returns the link to a stored image by its file id; None puts images into the reply.
@@ -125,7 +125,7 @@ def size_text(request: ImageRequest) -> str:
 
 
 def deadline_of(images: Sequence[RepliedImage]) -> dict[str, Any]:
-    """Return the JSON of :class:`~ray_cluster.api.input.schemas.Deadline`."""
+    """Return the JSON of :class:`~ray_cluster.api.output.image_schemas.Deadline`."""
     return {
         "slo_s": images[0].slo_s,
         "elapsed_s": max(image.elapsed_s for image in images),

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ray_cluster.api.advice import missing, wrong
 from ray_cluster.api.input.schemas import (
     ImageEditRequest,
     ImageVariationRequest,
 )
+from ray_cluster.api.input.sent_images import CheckedImages
 from ray_cluster.api.resolve.fidelity import check_unmeasured
 from ray_cluster.api.resolve.generation import canvas_size, resolve
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.imaging.edit_images import ImageFacts, MaskFacts
 from ray_cluster.policies.edits import (
     Box,
     EditGeometry,
@@ -26,7 +26,6 @@ from ray_cluster.policies.edits import (
 from ray_cluster.policies.fidelity import Terms
 from ray_cluster.requests import (
     FLOW_SAMPLER_NAMES,
-    BlobRef,
     Edit,
     ImageFormat,
     ImageRequest,
@@ -47,28 +46,9 @@ _STRENGTH_DIGITS = 1000
 _LONGEST_PX = {"webp": 16383, "jpeg": 65500}
 
 
-@dataclass(frozen=True, slots=True)
-class EditImages:
-    """The images of a call that edits, in the input store and checked.
-
-    Attributes:
-        mask: None for an edit of everything.
-    """
-
-    image: BlobRef
-    image_facts: ImageFacts
-    mask: BlobRef | None = None
-    mask_facts: MaskFacts | None = None
-
-    @property
-    def size_px(self) -> SizePx:
-        """Width and height of the image."""
-        return (self.image_facts.width_px, self.image_facts.height_px)
-
-
 def resolve_edit(
     fields: ImageEditRequest,
-    images: EditImages,
+    images: CheckedImages,
     profile: ModelProfile,
     limits: LimitsConfig,
     *,
@@ -109,7 +89,7 @@ def resolve_edit(
     return tuple(_edited(one, edit, profile) for one in bases)
 
 
-def _check_images(images: EditImages, profile: ModelProfile) -> None:
+def _check_images(images: CheckedImages, profile: ModelProfile) -> None:
     facts = images.mask_facts
     if facts is None:
         if profile.edits == "masked":
@@ -121,7 +101,7 @@ def _check_images(images: EditImages, profile: ModelProfile) -> None:
         raise wrong("mask", what)
 
 
-def _check_fields(fields: ImageEditRequest, images: EditImages) -> None:
+def _check_fields(fields: ImageEditRequest, images: CheckedImages) -> None:
     """Refuse what would change nothing, and what was not measured for edits."""
     # what a value says that is the default changes nothing, and is no mistake
     given = {
@@ -153,7 +133,7 @@ def _check_format(image_format: ImageFormat, canvas_px: SizePx) -> None:
         raise wrong("output_format", what, "container")
 
 
-def _strength(fields: ImageEditRequest, images: EditImages) -> float:
+def _strength(fields: ImageEditRequest, images: CheckedImages) -> float:
     if fields.strength is not None:
         return float(fields.strength)
     if isinstance(fields, ImageVariationRequest) and fields.input_fidelity != "high":
@@ -161,7 +141,9 @@ def _strength(fields: ImageEditRequest, images: EditImages) -> float:
     return _STRENGTH[images.mask is not None, fields.input_fidelity or "low"]
 
 
-def _geometry(fields: ImageEditRequest, images: EditImages, profile: ModelProfile) -> EditGeometry:
+def _geometry(
+    fields: ImageEditRequest, images: CheckedImages, profile: ModelProfile
+) -> EditGeometry:
     bounds = SizeBounds(
         multiple_px=profile.size_multiple_px,
         min_px=profile.min_px,
@@ -179,7 +161,7 @@ def _geometry(fields: ImageEditRequest, images: EditImages, profile: ModelProfil
     return edit_geometry(images.size_px, bounds, size_px=size_px, crop_to=crop_to)
 
 
-def _crop_to(fields: ImageEditRequest, images: EditImages, canvas_px: SizePx) -> Box | None:
+def _crop_to(fields: ImageEditRequest, images: CheckedImages, canvas_px: SizePx) -> Box | None:
     """Return the bounds of the mask on the canvas; None for an edit that is not cropped."""
     if fields.crop is None:
         return None
@@ -196,7 +178,7 @@ def _scaled(box: Box, size_px: SizePx, to_px: SizePx) -> Box:
     return Box(left, top, right - left, bottom - top)
 
 
-def _mask_ratio(images: EditImages, geometry: EditGeometry) -> float:
+def _mask_ratio(images: CheckedImages, geometry: EditGeometry) -> float:
     if images.mask_facts is None:
         return 1.0
     canvas = geometry.canvas_px

@@ -11,7 +11,8 @@ from ray_cluster.api.input.schemas import (
     ImageEditRequest,
     ImageGenerationRequest,
 )
-from ray_cluster.api.resolve.edits import EditImages, resolve_edit
+from ray_cluster.api.input.sent_images import CheckedImages
+from ray_cluster.api.resolve.edits import resolve_edit
 from ray_cluster.api.resolve.fidelity import check_unmeasured
 from ray_cluster.api.resolve.generation import resolve
 from ray_cluster.api.resolve.loras import BasedLora, with_loras
@@ -70,7 +71,7 @@ class WantedImages:
     """
 
     fields: ImageGenerationRequest
-    images: EditImages | None
+    images: CheckedImages | None
     is_stored: bool
     loras: tuple[BasedLora, ...] = ()
     controlnets: tuple[SentControlNet, ...] = ()

@@ -8,8 +8,8 @@ from typing import Any
 
 from ray_cluster.api.advice import REFUSED
 from ray_cluster.api.input.schemas import ImageEditRequest
+from ray_cluster.api.input.sent_images import CheckedImages
 from ray_cluster.api.input.validation import validate, validate_as
-from ray_cluster.api.resolve.edits import EditImages
 from ray_cluster.api.resolve.loras import BasedLora
 from ray_cluster.api.resolve.wanted import WantedImages
 from ray_cluster.cli.images.edit_inputs import EditInputs
@@ -127,14 +127,14 @@ def _controlnet(config: ClusterConfig, name: str, base: str) -> ControlNetConfig
     )
 
 
-def _checked(inputs: EditInputs, limits: LimitsConfig) -> EditImages:
+def _checked(inputs: EditInputs, limits: LimitsConfig) -> CheckedImages:
     """Decode the images of an edit and return what they are, as a gateway does."""
     image, mask = inputs
     most = limits.max_input_pixels
     facts = image_facts(image.data, "image", most)
     if mask is None:
-        return EditImages(image.ref, facts)
-    return EditImages(image.ref, facts, mask.ref, mask_facts(mask.data, "mask", most))
+        return CheckedImages(image.ref, facts)
+    return CheckedImages(image.ref, facts, mask.ref, mask_facts(mask.data, "mask", most))
 
 
 def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None) -> PoolConfig:

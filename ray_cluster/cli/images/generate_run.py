@@ -177,6 +177,8 @@ def _recipe(path: Path) -> tuple[dict[str, Any], RecipeInputs]:
     for name, text in recipe.items():
         if name in _NOTES:
             continue
+        if name == "reuse":
+            raise unusable("it was made with blocks kept from earlier steps, as --fidelity allows")
         if name not in _VALUE_BY_NAME:
             raise unusable(f"there is no parameter {name!r} in this version")
         try:
