@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ray_cluster.api.advice import wrong
@@ -30,7 +30,7 @@ def with_loras(
     fields: ImageGenerationRequest,
     loras: Sequence[BasedLora],
     profile: ModelProfile,
-    make: Callable[[ModelProfile], tuple[ImageRequest, ...]],
+    requests: tuple[ImageRequest, ...],
 ) -> tuple[ImageRequest, ...]:
     """Return a call's requests with its LoRAs, and with the number of steps before these start.
 
@@ -38,15 +38,11 @@ def with_loras(
     however long its LoRAs take to arrive.
 
     Args:
-        make: returns the requests without LoRAs, of what the model accepts beside these.
+        profile: what :func:`beside_loras` returned, of which the requests were made.
 
     Raises:
-        InvalidRequest: a LoRA is made for another model or would start after the last step; or the
-            call asks for a fidelity that is not offered with LoRAs, or says when LoRAs start and
-            names none.
+        InvalidRequest: a LoRA is made for another model, or would start after the last step.
     """
-    profile = _beside(fields, loras, profile)
-    requests = make(profile)
     for one in loras:
         if one.base != profile.model:
             raise wrong(
@@ -63,10 +59,15 @@ def with_loras(
     return tuple(replace(one, add_ons=add_ons) for one in requests)
 
 
-def _beside(
+def beside_loras(
     fields: ImageGenerationRequest, loras: Sequence[BasedLora], profile: ModelProfile
 ) -> ModelProfile:
-    """Return what a model accepts of a call beside these LoRAs."""
+    """Return what a model accepts of a call beside these LoRAs.
+
+    Raises:
+        InvalidRequest: the call asks for a fidelity that is not offered with LoRAs, or says when
+            LoRAs start and names none.
+    """
     if not loras:
         if fields.lora_start_step is not None:
             raise wrong("lora_start_step", "changes nothing without LoRAs", "names loras")

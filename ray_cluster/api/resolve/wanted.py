@@ -15,7 +15,7 @@ from ray_cluster.api.input.sent_images import CheckedImages
 from ray_cluster.api.resolve.edits import resolve_edit
 from ray_cluster.api.resolve.fidelity import check_unmeasured
 from ray_cluster.api.resolve.generation import resolve
-from ray_cluster.api.resolve.loras import BasedLora, with_loras
+from ray_cluster.api.resolve.loras import BasedLora, beside_loras, with_loras
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.requests import BlobRef, ImageRequest, ModelProfile
 
@@ -88,13 +88,12 @@ class WantedImages:
         if self.controlnets:
             check_unmeasured(self.fields, "without ControlNets", "an image with them")
             profile = replace(profile, fewer_steps=None)
+        profile = beside_loras(self.fields, self.loras, profile)
+        return with_loras(self.fields, self.loras, profile, self._without_loras(profile, limits))
 
-        def plain(own: ModelProfile) -> tuple[ImageRequest, ...]:
-            return self._plain(own, limits)
-
-        return with_loras(self.fields, self.loras, profile, plain)
-
-    def _plain(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
+    def _without_loras(
+        self, profile: ModelProfile, limits: LimitsConfig
+    ) -> tuple[ImageRequest, ...]:
         if self.images is not None:
             assert isinstance(self.fields, ImageEditRequest), "only edits have images"
             return resolve_edit(self.fields, self.images, profile, limits, is_stored=self.is_stored)
