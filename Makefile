@@ -50,7 +50,7 @@ test-all: $(INSTALLED) ## run every test
 
 test-slice: $(INSTALLED) ## run a tenth of the slow tests (SLICE=number), for MINUTES=12 at most
 	cd $(ROOT) && $(BIN)/python -m pytest --slow-slice $(SLICE)/10 --end-after $(MINUTES) \
-		--hypothesis-profile thorough $(PYTEST_ARGS) $(ARGS)
+		--hypothesis-profile thorough --timeout 600 $(PYTEST_ARGS) $(ARGS)
 
 check: $(INSTALLED) ## formatting, lint, types, architecture
 	cd $(ROOT) && $(BIN)/ruff format --check .

@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 8_300,
+    "api": 8_350,
     "benchmarks": 16_800,
     "cell": 950,
     "cli": 8_350,
@@ -36,15 +36,15 @@ BUDGET: dict[str, int] = {
     "models": 2_400,
     "observability": 1_100,
     "policies": 9_800,
-    "process": 200,
-    "protocol": 2_300,
+    "process": 300,
+    "protocol": 2_200,
     "quality": 1_300,
     "replica": 5_700,
     "requests": 750,
     "root": 50,
     "simulator": 8_350,
     "storage": 800,
-    "tests": 79_700,
+    "tests": 79_750,
     "training": 4_400,
     "transport": 1_450,
 }
