@@ -1,4 +1,4 @@
-"""What Ray, diffusers and accelerate do not promise to keep: every private name that is used.
+"""What Ray, diffusers, transformers and accelerate do not promise to keep: their private names.
 
 Tried with the versions of ``constraints.txt``; ``tests/test_compat.py`` fails where another release
 has none of a name. A library is imported when a function is called: its callers have it anyway.
@@ -63,6 +63,17 @@ def lora_components(pipeline: Any) -> Collection[str]:
 def rename_old_weights(model: Any, stored: dict[str, Tensor]) -> None:
     """Give the weights of a diffusers model in one file the names that it has today, in place."""
     model._fix_state_dict_keys_on_load(stored)
+
+
+def float32_modules(kind: Any, *, is_strict: bool = False) -> frozenset[str]:
+    """Return the modules that a class of diffusers or transformers keeps in float32.
+
+    Args:
+        is_strict: those of transformers alone that are kept in place of any format.
+    """
+    name = "_keep_in_fp32_modules_strict" if is_strict else "_keep_in_fp32_modules"
+    found = getattr(kind, name, None) or ()
+    return frozenset([found] if isinstance(found, str) else found)
 
 
 def is_offloaded(layer: nn.Module) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.architecture import (
+    BUDGET,
     LINKED,
     Breach,
     Source,
@@ -60,6 +61,15 @@ def test_every_file_is_seen_once(sources: list[Source]) -> None:
     assert "ray_cluster" in modules
     assert "tests.test_architecture" in modules
     assert len(modules) == len(set(modules))
+
+
+def test_a_room_over_its_budget_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    plant(tmp_path, "policies/a.py", "x = 1\n" * 3)
+    found = [load(tmp_path, path) for path in files(tmp_path)]
+    monkeypatch.setitem(BUDGET, "policies", 3)
+    assert over_budget(found) == []
+    monkeypatch.setitem(BUDGET, "policies", 2)
+    assert over_budget(found) == ["policies: 3 lines, at most 2"]
 
 
 def test_a_full_folder_is_found() -> None:

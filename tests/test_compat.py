@@ -10,6 +10,7 @@ from ray._private import services
 from ray.experimental import internal_kv
 from ray.serve._private import constants
 from torch import nn
+from transformers import T5EncoderModel
 
 from ray_cluster import compat
 
@@ -53,6 +54,12 @@ def test_attention_layers_of_old_files_get_the_names_of_today() -> None:
     compat.rename_old_weights(vae, stored)
     assert stored.keys() == vae.state_dict().keys()
     assert not hasattr(UNet2DConditionModel, "query")
+
+
+def test_classes_say_what_they_keep_in_float32() -> None:
+    assert "wo" in compat.float32_modules(T5EncoderModel)
+    assert compat.float32_modules(UNet2DConditionModel) == frozenset()
+    assert hasattr(T5EncoderModel, "_keep_in_fp32_modules_strict")
 
 
 def test_an_offloaded_layer_is_known() -> None:

@@ -182,6 +182,29 @@ def test_an_image_with_reuse_is_not_repeated_without_it(cli: Cli, tmp_path: Path
     assert "made with blocks kept from earlier steps, as --fidelity allows" in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        (
+            {"model": "somebody/large-model"},
+            "which may have to be downloaded; give it with --model",
+        ),
+        ({"loras": "[" * 100_000}, "loras is '[[["),
+        ({"seed": "9" * 5000}, "seed is '999"),
+    ],
+)
+def test_a_recipe_of_a_stranger_costs_a_sentence(
+    cli: Cli, tmp_path: Path, changes: dict[str, str], said: str
+) -> None:
+    made = tmp_path / "made.png"
+    recipe = image_request(model="shapes-sd").recipe() | changes
+    made.write_bytes(encode_image(np.zeros((64, 64, 3), np.uint8), OutputSpec(), recipe))
+    result = cli("generate", "--like", made)
+    assert result.exit_code == 1
+    assert said in result.stderr
+    assert len(result.stderr) < 400
+
+
 def test_a_folder_can_be_the_model(cli: Cli, tiny_model: Path, tmp_path: Path) -> None:
     image = tmp_path / "a.png"
     result = cli("generate", "a circle", "--model", tiny_model, "--steps", 2, "-o", image)

@@ -194,6 +194,28 @@ def test_a_pool_that_fails_on_its_node_is_left_out_and_the_others_are_waited_for
         service.leave_out("a", "gone", shown)
 
 
+def test_a_replica_that_dies_while_others_load_costs_its_pool_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump({"pools": [POOL, {"name": "b", "model": "x/y"}]}))
+    served = ServedFile(path, {})
+    front = ApplicationState("front", "running")
+    killed = ApplicationState("a", "failed", details="its only replica has died")
+    looks = [
+        [front, ApplicationState("a", "running"), ApplicationState("b")],
+        [front, killed, ApplicationState("b")],
+        [front, killed, ApplicationState("b", "running")],
+    ]
+    monkeypatch.setattr(ray_service, "_POLL_S", 0.0)
+    monkeypatch.setattr(ray_service, "application_states", lambda _config: looks.pop(0))
+    monkeypatch.setattr(RayService, "_report_undeployed", lambda _self: None)
+    service = RayService(served.load(), served)
+    service.wait_ready(Shown())
+    assert looks == []
+    assert service.left_out == {}
+
+
 # as Ray 2.60 writes it
 WORKER_DIED = (
     "\x1b[33m(raylet)\x1b[0m A worker died or was killed while executing a task by an unexpected "

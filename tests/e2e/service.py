@@ -202,7 +202,7 @@ class Service:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, timeout_s: float = 300.0) -> None:
-        """Start it and wait until it is ready."""
+        """Start it and wait until each of its workers is there, not only that it can serve."""
         Path(self._ray_folder).mkdir(exist_ok=True)
         command = [str(Path(sys.executable).with_name("ray-cluster")), "serve", str(self._config)]
         with self.log.open("wb") as log:
@@ -215,7 +215,7 @@ class Service:
                 | {"RAY_metrics_report_interval_ms": str(round(1000 * RAY_METRICS_S))},
             )
         deadline_s = time.monotonic() + timeout_s
-        while not self.is_ready():
+        while not (self.is_ready() and "Ctrl-C stops the service" in self.log.read_text()):
             assert self._process.poll() is None, self.log.read_text()
             assert time.monotonic() < deadline_s, self.log.read_text()
             time.sleep(0.5)

@@ -122,9 +122,9 @@ async def test_one_of_the_settings_is_registered_once_the_store_takes_it(
     settings = SETTINGS.model_copy(update={"loras": LoraSettings(registered=(entry,))})
     async with JobsCell(tmp_path) as cell:
         cell.jobs_service.apply(settings)
-        await until(lambda: len(cell.store.loras()) == 1)
+        await until(lambda: cell.core.loras.id_of("pastel") is not None)
         assert num_failures == 3
-        assert cell.core.loras.id_of("pastel") is not None
+        assert len(cell.store.loras()) == 1
 
 
 async def test_what_cannot_be_written_is_not_registered(

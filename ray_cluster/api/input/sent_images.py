@@ -325,7 +325,7 @@ def image_text(value: object, name: str) -> str:
     allowed = "must be base64, a data URL or the id of an uploaded file"
     if isinstance(value, dict):
         if set(value) not in _OBJECT_KEYS:
-            keys = describe(", ".join(map(str, value)))
+            keys = describe(", ".join(map(str, value))) if value else "nothing in it"
             allowed = f"{allowed}, or an object with 'image_url' or 'file_id' alone"
             raise wrong(name, f"{allowed}; given an object with {keys}")
         [(key, value)] = value.items()

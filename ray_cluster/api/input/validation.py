@@ -31,6 +31,8 @@ FieldsT = TypeVar("FieldsT", bound=BaseModel)
 MAX_PROBLEMS = 5
 
 # of any model
+# larger ones are no slip of the pen
+_MOST_PLAIN = 1e9
 _LEAST_SIDE_PX = 8
 _TWO_NUMBERS = re.compile(r"\s*([1-9][0-9]{0,5})\D{1,5}([1-9][0-9]{0,5})\s*", re.ASCII)
 _NUMBER = re.compile(r"-?[0-9]{1,15}(\.[0-9]{1,15})?", re.ASCII)
@@ -132,7 +134,12 @@ def _right_form(given: object, kind: str, name: str) -> str | None:
         or (kind == "bool_type" and given in {"true", "false"})
     ):
         return f"Write {given} without quotes."
-    if isinstance(given, float) and kind == "int_type" and given.is_integer():
+    if (
+        isinstance(given, float)
+        and kind == "int_type"
+        and given.is_integer()
+        and abs(given) < _MOST_PLAIN
+    ):
         return f"Write {given:.0f}."
     return None
 

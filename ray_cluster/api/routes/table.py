@@ -99,7 +99,7 @@ def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) ->
     _add_jobs(guarded, endpoints.jobs)
     _add_plan(guarded, endpoints.plan)
     # an uploaded file's id, which needs a key, is not taken for that of a public image
-    # not include_router: that builds each route a second time, a third of an application's start
+    # not include_router: that builds each route a second time
     app.router.routes += [*guarded.routes, *public.routes]
 
 

@@ -25,10 +25,12 @@ from ray_cluster.cli.images.image_files import (
 from ray_cluster.cli.images.lora_options import check_names, loras_of_recipe, parse_loras
 from ray_cluster.cli.output import stderr
 from ray_cluster.config.loading import ClusterConfig, load_config
+from ray_cluster.engine.files.folders import is_hub_id
 from ray_cluster.errors import ConfigError, InvalidRequest
 from ray_cluster.requests import ImageFormat
 
 _TIMEOUT_S = 600.0
+_SHOWN_CHARS = 60
 # how the text of a recipe becomes a value of the API
 _VALUE_BY_NAME: Mapping[str, Callable[[str], Any]] = {
     "model": str,
@@ -103,7 +105,10 @@ def run(options: Mapping[str, Any], files: Files, target: Target) -> None:
     body = {name: value for name, value in given.items() if value is not None}
     _check_finite(body)
     config = load_config(target.config)
+    is_named = "model" in body
     body, inputs = _with_inputs(body, files, controls, config.limits.max_input_bytes)
+    if not is_named and target.url is None:
+        _check_recipe_model(body.get("model"), config)
     # before any work; what is wrong with `n` itself is reported by those who make the images
     num_images = body["n"] if isinstance(body.get("n"), int) and body["n"] > 0 else 1
     paths = output_paths(files.output, image_format or "png", num_images)
@@ -125,6 +130,19 @@ def _check_options(target: Target) -> None:
     for name, value in {"--api-key": target.api_key, "--timeout": target.timeout_s}.items():
         if target.url is None and value is not None:
             raise ConfigError(f"{name} changes nothing without --url; leave it out")
+
+
+def _check_recipe_model(model: str | None, config: ClusterConfig) -> None:
+    """Refuse to download what the recipe of a png names, which may come from anybody."""
+    if model is None or model in {pool.model_name for pool in config.pools}:
+        return
+    if not Path(model).expanduser().is_dir() and is_hub_id(model):
+        raise InvalidRequest(
+            f"The recipe names the model {model!r}, which may have to be downloaded; give it with "
+            "--model if you want that.",
+            "like",
+            "no_recipe",
+        )
 
 
 def _check_finite(body: Mapping[str, Any]) -> None:
@@ -183,8 +201,8 @@ def _recipe(path: Path) -> tuple[dict[str, Any], RecipeInputs]:
             raise unusable(f"there is no parameter {name!r} in this version")
         try:
             values[name] = _VALUE_BY_NAME[name](text)
-        except (ValueError, KeyError):
-            raise unusable(f"{name} is {text!r}") from None
+        except (ValueError, KeyError, RecursionError):
+            raise unusable(f"{name} is {text[:_SHOWN_CHARS]!r}") from None
     return values, inputs
 
 

@@ -146,7 +146,8 @@ class RayService:
     def wait_ready(self, show: Callable[..., None]) -> None:
         """Wait until every application has a first replica, but for pools that cannot have one.
 
-        These are left out. Further replicas may start yet.
+        These are left out. Further replicas may start yet; one that dies meanwhile is Serve's to
+        replace.
 
         ``show(name, state, is_done=)`` is called for each.
 
@@ -155,18 +156,19 @@ class RayService:
                 the model's own where there is one.
         """
         deadline_s = time.monotonic() + _START_S
-        waiting = {FRONT}
+        waiting, ready = {FRONT}, set[str]()
         while waiting:
             states = self.application_states()
+            ready.update(row.name for row in states if row.is_ready)
             for row in states:
-                reason = _failure(row)
+                reason = None if row.name in ready else _failure(row)
                 if reason is None or row.has_replica:
                     show(row.name, row.words, is_done=row.is_ready)
                 elif row.name == FRONT:
                     raise ServiceFailed(f"{FRONT}: {reason}; the logs are in {self.log_folder}")
                 else:
                     self.leave_out(row.name, reason, show)
-            waiting = {row.name for row in states if not row.is_ready and _failure(row) is None}
+            waiting = {row.name for row in states if _failure(row) is None} - ready
             if waiting and time.monotonic() > deadline_s:
                 raise ServiceFailed(f"{sorted(waiting)} did not start within {_START_S:.0f} s")
             time.sleep(_POLL_S if waiting else 0)

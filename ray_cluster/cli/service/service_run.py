@@ -125,7 +125,7 @@ def _start(service: RayService, screen: StateScreen, signals: StopSignals) -> No
                 check()
             except RayClusterError as error:
                 service.leave_out(name, str(error), screen.show)
-        screen.show("models", "files are whole", is_done=True)
+        screen.show("models", "files are checked", is_done=True)
     screen.show("Ray", "starting")
     try:
         service.connect()

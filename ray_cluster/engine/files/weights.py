@@ -12,6 +12,7 @@ from typing import Any
 import diffusers
 import torch
 
+from ray_cluster.compat import float32_modules
 from ray_cluster.engine.files.folders import component_config
 from ray_cluster.engine.models.whole_models import component_class, stored_tensors
 from ray_cluster.models.weight_files import Component, components, weight_files
@@ -91,13 +92,8 @@ def kept_in_float32(kind: Any, library: str, dtype: torch.dtype) -> frozenset[st
     T5 has some (``wo``), a sixth of its weights and more. Transformers keeps most of them in place
     of float16 alone, and diffusers in place of any format.
     """
-    kept = _names(kind, "_keep_in_fp32_modules")
+    kept = float32_modules(kind)
     if library == "transformers":
         kept = kept if dtype == torch.float16 else frozenset()
-        kept |= _names(kind, "_keep_in_fp32_modules_strict")
+        kept |= float32_modules(kind, is_strict=True)
     return kept
-
-
-def _names(kind: Any, attribute: str) -> frozenset[str]:
-    found = getattr(kind, attribute, None) or ()
-    return frozenset([found] if isinstance(found, str) else found)
