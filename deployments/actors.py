@@ -15,7 +15,7 @@ from ray.serve.schema import LoggingConfig
 from ray.util.metrics import Counter, Gauge
 
 from ray_cluster.compat import put_first
-from ray_cluster.config.sections.cell_wide import LogsConfig, StorageArguments
+from ray_cluster.config.sections.cell_wide import LogsConfig, StorageConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.observability.logs import set_up_logs
 from ray_cluster.observability.metrics_changes import Change, Changes
@@ -63,9 +63,9 @@ def set_up_actor_logs(config: LogsConfig) -> None:
     )
 
 
-def refuse_local_storage(config: StorageArguments) -> None:
+def refuse_local_storage(config: StorageConfig, *, has_jobs: bool = True) -> None:
     """Raise :class:`ConfigError` where this process might not find the files of the others."""
-    config.check_nodes(_num_nodes())
+    config.check_nodes(_num_nodes(), has_jobs=has_jobs)
 
 
 def _num_nodes() -> int:
@@ -79,7 +79,7 @@ class NodeWatch:
     refused.
     """
 
-    def __init__(self, config: StorageArguments) -> None:
+    def __init__(self, config: StorageConfig) -> None:
         self._config = config
         self._warning = ""
         self._task: asyncio.Task[None] | None = None

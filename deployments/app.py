@@ -1,14 +1,14 @@
 """The only place that binds deployments into applications.
 
-One Serve application per pool, discriminator and ControlNet, one for the controller, and one called
-``front``. A pool is
-added by adding its application; nothing else is touched. Each gets its own arguments and no
+One Serve application per worker of the configuration, one for the stores of LoRAs, one for the
+controller, and one called ``front``. A worker is added by adding its application; nothing else is
+touched. Each gets its own arguments and no
 settings, so that settings change without any of them being deployed again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,25 +16,17 @@ from pydantic import ValidationError
 from ray import serve
 from ray.serve import Application, Deployment
 
-from ray_cluster.config.arguments import (
-    ControllerArguments,
-    ControlNetWorkerArguments,
+from ray_cluster.config.kinds import KINDS, LORAS, WorkerKind
+from ray_cluster.config.loading import ClusterConfig, Document, load_config
+from ray_cluster.config.section import Section
+from ray_cluster.config.sections.cell_wide import LogsConfig
+from ray_cluster.config.slices import (
     FrontArguments,
-    LoraStoreArguments,
-    ScorerArguments,
     WorkerArguments,
     controller_arguments,
-    controlnet_arguments,
     front_arguments,
-    lora_store_arguments,
-    scorer_arguments,
     worker_arguments,
 )
-from ray_cluster.config.loading import ClusterConfig, load_config
-from ray_cluster.config.sections.cascades import DiscriminatorArguments
-from ray_cluster.config.sections.cell_wide import LogsConfig, Section
-from ray_cluster.config.sections.controlnets import ControlNetArguments
-from ray_cluster.config.sections.pools import PoolArguments
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.base_model import BaseModel
@@ -46,16 +38,11 @@ from ray_cluster.deployments.dispatcher_handle import DISPATCHER
 from ray_cluster.deployments.gateway import Gateway
 from ray_cluster.deployments.lora_store import LoraStore
 from ray_cluster.deployments.serve.deploy_file import (
-    CONTROL,
     CONTROLLER,
     CONTROLLER_DEPLOYMENT,
     FRONT,
     GATEWAY,
-    LORAS,
-    SCORER,
-    STORE,
-    WORKER,
-    replica_options,
+    worker_replicas,
 )
 from ray_cluster.deployments.serve.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
 from ray_cluster.errors import ConfigError
@@ -68,25 +55,37 @@ _HEALTH_TIMEOUT_S = 30.0
 _UNBOUNDED = 100_000
 _ONE: Mapping[str, Any] = {"num_replicas": 1}
 
+_DEPLOYMENTS: Mapping[WorkerKind, type] = {
+    "denoise": BaseModel,
+    "score": Discriminator,
+    "control": ControlNet,
+    "lora": LoraStore,
+}
+
 SectionT = TypeVar("SectionT", bound=Section)
 
 
 def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Application:
-    """Return one application: ``front``, a pool, a discriminator, a ControlNet or the controller.
+    """Return one application: ``front``, that of a worker, or the controller.
 
     Args:
         args: as ``ray-cluster config FILE --serve-deploy`` writes them, ``{"front": ...}``,
-            ``{"worker": ...}``, ``{"scorer": ...}``, ``{"controlnet": ...}``,
-            ``{"lora_store": ...}`` or ``{"controller": ...}`` with the application's own arguments;
-            or a mapping ``{"config": ..., "application": "front" or a name}``, of whose
-            configuration (a mapping or a YAML path) the application's part is taken; or a
-            configuration for ``front``. A path is watched for settings.
+            ``{"worker": ...}`` or ``{"controller": ...}`` with the application's own arguments; or
+            a mapping ``{"config": ..., "application": "front" or a name}``, of whose configuration
+            (a mapping or a YAML path) the application's part is taken; or a configuration for
+            ``front``. A path is watched for settings.
 
     Raises:
-        ConfigError: the arguments are wrong, or the configuration has no such pool.
+        ConfigError: the arguments are wrong, or the configuration has no such worker.
     """
-    if isinstance(args, Mapping) and len(args) == 1 and (kind := next(iter(args))) in _BUILDERS:
-        return _BUILDERS[kind](args[kind])
+    if isinstance(args, Mapping) and len(args) == 1:
+        match args:
+            case {"front": given}:
+                return _front(_validated(FrontArguments, given), None, 1)
+            case {"worker": given}:
+                return _worker(_validated(WorkerArguments, given), _ONE)
+            case {"controller": given}:
+                return _controller(_validated(Document, given))
     name, source = FRONT, args
     if isinstance(args, Mapping) and "config" in args:
         unknown = set(args) - {"config", "application"}
@@ -96,19 +95,13 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
             )
         name, source = args.get("application", FRONT), args["config"]
     config = load_config(source)
+    if name == CONTROLLER:
+        return _controller(controller_arguments(config))
     if name != FRONT:
-        return _build_other(config, name)
+        return build_worker(config, name)
     path = source if isinstance(source, str | Path) else None
     folder = None if path is None else Path.cwd()
     return build_front(config, front_arguments(config, path, folder=folder))
-
-
-def _build_other(config: ClusterConfig, name: str) -> Application:
-    if name == LORAS:
-        return _lora_store(lora_store_arguments(config), {"num_replicas": config.loras.num_stores})
-    if name == CONTROLLER:
-        return _controller(controller_arguments(config))
-    return build_worker(config, name)
 
 
 def build_front(config: ClusterConfig, arguments: FrontArguments) -> Application:
@@ -118,25 +111,17 @@ def build_front(config: ClusterConfig, arguments: FrontArguments) -> Application
 
 
 def build_worker(config: ClusterConfig, name: str) -> Application:
-    """Return the application of a pool, discriminator or ControlNet; ConfigError without one."""
-    control = config.control
-    if any(one.name == name and one.is_service for one in config.controlnets):
-        replicas = replica_options(control, config.controlnet(name).replicas)
-        return _controlnet(controlnet_arguments(config, name), replicas)
-    if any(one.name == name for one in config.discriminators):
-        replicas = replica_options(control, config.discriminator(name).replicas)
-        return _discriminator(scorer_arguments(config, name), replicas)
-    replicas = replica_options(control, config.pool(name).replicas)
-    return _pool(worker_arguments(config, name), replicas)
+    """Return the application of a worker; ConfigError if there is none of that name."""
+    return _worker(worker_arguments(config, name), worker_replicas(config, name))
 
 
 def build_apps(config: ClusterConfig, arguments: FrontArguments) -> dict[str, Application]:
     """Return all applications of a cell by name, ``front`` first."""
     apps = {FRONT: build_front(config, arguments)}
     if config.loras.num_stores:
-        apps[LORAS] = _build_other(config, LORAS)
+        apps[LORAS] = build_worker(config, LORAS)
     if config.control.enabled:
-        apps[CONTROLLER] = _build_other(config, CONTROLLER)
+        apps[CONTROLLER] = _controller(controller_arguments(config))
     return apps | {one.name: build_worker(config, one.name) for one in config.workers}
 
 
@@ -159,41 +144,27 @@ def _front(
     return gateway.bind(arguments, dispatcher.bind(arguments, config))
 
 
-def _pool(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Application:
-    options = _worker_options(arguments.pool)
-    return _deployment(BaseModel, WORKER, replicas, options, arguments.logs).bind(arguments)
+def _worker(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Application:
+    row = KINDS[arguments.kind]
+    options: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
+    if not row.is_light:
+        own = arguments.own
+        options = {
+            "num_cpus": own.num_cpus,
+            "num_gpus": own.num_gpus,
+            "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
+        }
+    kind, logs = _DEPLOYMENTS[arguments.kind], arguments.logs
+    deployment = _deployment(kind, row.deployment, replicas, options, logs)
+    if row.is_light:
+        deployment = deployment.options(max_replicas_per_node=1)
+    return deployment.bind(arguments)
 
 
-def _lora_store(arguments: LoraStoreArguments, replicas: Mapping[str, Any]) -> Application:
-    options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
-    deployment = _deployment(LoraStore, STORE, replicas, options, arguments.logs)
-    return deployment.options(max_replicas_per_node=1).bind(arguments)
-
-
-def _controller(arguments: ControllerArguments) -> Application:
+def _controller(arguments: Document) -> Application:
     options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
     kind, name = Controller, CONTROLLER_DEPLOYMENT
     return _deployment(kind, name, _ONE, options, arguments.logs, shutdown_s=5.0).bind(arguments)
-
-
-def _discriminator(arguments: ScorerArguments, replicas: Mapping[str, Any]) -> Application:
-    options = _worker_options(arguments.discriminator)
-    return _deployment(Discriminator, SCORER, replicas, options, arguments.logs).bind(arguments)
-
-
-def _controlnet(arguments: ControlNetWorkerArguments, replicas: Mapping[str, Any]) -> Application:
-    options = _worker_options(arguments.controlnet)
-    return _deployment(ControlNet, CONTROL, replicas, options, arguments.logs).bind(arguments)
-
-
-def _worker_options(
-    given: PoolArguments | DiscriminatorArguments | ControlNetArguments,
-) -> dict[str, Any]:
-    return {
-        "num_cpus": given.num_cpus,
-        "num_gpus": given.num_gpus,
-        "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
-    }
 
 
 def _deployment(
@@ -215,13 +186,3 @@ def _deployment(
         health_check_timeout_s=_HEALTH_TIMEOUT_S,
         graceful_shutdown_timeout_s=shutdown_s,
     )(kind)
-
-
-_BUILDERS: Mapping[str, Callable[[object], Application]] = {
-    "front": lambda given: _front(_validated(FrontArguments, given), None, 1),
-    "worker": lambda given: _pool(_validated(WorkerArguments, given), _ONE),
-    "scorer": lambda given: _discriminator(_validated(ScorerArguments, given), _ONE),
-    "controlnet": lambda given: _controlnet(_validated(ControlNetWorkerArguments, given), _ONE),
-    "lora_store": lambda given: _lora_store(_validated(LoraStoreArguments, given), _ONE),
-    "controller": lambda given: _controller(_validated(ControllerArguments, given)),
-}

@@ -17,7 +17,7 @@ from functools import cache
 
 from ray_cluster.codec.values import CodecError, TextCodec
 from ray_cluster.compat import dashboard_url
-from ray_cluster.config.arguments import ControllerArguments
+from ray_cluster.config.loading import Document
 from ray_cluster.config.sections.controller import Scaling
 from ray_cluster.control.cell_fleet import Curves
 from ray_cluster.control.live import LiveCluster, LivePlanner, Scaler
@@ -48,15 +48,15 @@ class Controller:
     """Plans the cell for as long as it lives."""
 
     # Serve awaits the constructor: it runs on the event loop
-    async def __init__(self, arguments: ControllerArguments) -> None:  # type: ignore[misc]
+    async def __init__(self, arguments: Document) -> None:  # type: ignore[misc]
         set_up_actor_logs(arguments.logs)
         # what the imports have left is not searched for garbage in the middle of a round
         gc.freeze()
-        self._calls = DispatcherHandle(patience_s=arguments.patience_s).control
+        self._calls = DispatcherHandle(patience_s=arguments.dispatch.patience_s).control
         self._cluster = LiveCluster(
             self._calls,
             asyncio.get_running_loop(),
-            _scaler_of(arguments.scaling),
+            _scaler_of(arguments.control.scaling),
             cache(_curves_of),
         )
         # in a context of its own: Serve cancels what a cancelled request has called

@@ -10,7 +10,7 @@ import time
 from ray import serve
 from ray.util import get_node_ip_address
 
-from ray_cluster.config.arguments import ScorerArguments
+from ray_cluster.config.slices import WorkerArguments
 from ray_cluster.deployments.actors import set_up_actor_logs
 from ray_cluster.deployments.dispatcher_handle import DispatcherHandle
 from ray_cluster.deployments.worker import Worker, loading
@@ -20,17 +20,17 @@ class Discriminator(Worker):
     """One replica: one scorer, one agent."""
 
     # Serve awaits the constructor on the event loop that the agent needs
-    async def __init__(self, arguments: ScorerArguments) -> None:  # type: ignore[misc]
+    async def __init__(self, arguments: WorkerArguments) -> None:  # type: ignore[misc]
         set_up_actor_logs(arguments.logs)
-        link = DispatcherHandle(patience_s=arguments.patience_s).link
-        async with loading(arguments.discriminator.name):
+        link = DispatcherHandle(patience_s=arguments.dispatch.patience_s).link
+        async with loading(arguments.name):
             # not above: who only deploys this class needs none of the model libraries
             from ray_cluster.replica.denoise.builder import first_settings
             from ray_cluster.replica.score.builder import build_scorer
 
             agent = build_scorer(
                 arguments,
-                await first_settings(link, arguments.discriminator.name),
+                await first_settings(link, arguments.name),
                 replica_id=serve.get_replica_context().replica_id.unique_id,
                 node=get_node_ip_address(),
                 link=link,

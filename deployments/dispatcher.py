@@ -13,8 +13,8 @@ from ray.util import get_node_ip_address
 
 from ray_cluster.cell.front import Front, Identity, Stores, started_config
 from ray_cluster.cell.live_settings import SettingsReport
-from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.slices import FrontArguments
 from ray_cluster.deployments.actors import (
     NodeWatch,
     RayMetrics,

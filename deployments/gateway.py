@@ -13,7 +13,7 @@ from ray_cluster.api.access.call_metrics import GatewayMetrics
 from ray_cluster.api.app import Surroundings, create_app
 from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
-from ray_cluster.config.arguments import FrontArguments
+from ray_cluster.config.slices import FrontArguments
 from ray_cluster.deployments.actors import (
     NodeWatch,
     RayMetrics,

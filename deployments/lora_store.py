@@ -10,8 +10,8 @@ import time
 from ray import serve
 from ray.util import get_node_ip_address
 
-from ray_cluster.config.arguments import LoraStoreArguments
 from ray_cluster.config.loading import set_environment
+from ray_cluster.config.slices import WorkerArguments
 from ray_cluster.deployments.actors import set_up_actor_logs
 from ray_cluster.deployments.dispatcher_handle import DispatcherHandle
 from ray_cluster.deployments.serve.ray_environment import MODEL_ENVIRONMENT
@@ -22,7 +22,7 @@ class LoraStore(Worker):
     """One replica: one folder, one agent."""
 
     # Serve awaits the constructor on the event loop that the agent needs
-    async def __init__(self, arguments: LoraStoreArguments) -> None:  # type: ignore[misc]
+    async def __init__(self, arguments: WorkerArguments) -> None:  # type: ignore[misc]
         set_up_actor_logs(arguments.logs)
         # of the process that converts
         set_environment(MODEL_ENVIRONMENT)
@@ -34,7 +34,7 @@ class LoraStore(Worker):
         agent = LoraStoreAgent(
             store_registration(replica_id, get_node_ip_address()),
             LoraFolder(arguments.loras),
-            link=DispatcherHandle(patience_s=arguments.patience_s).link,
+            link=DispatcherHandle(patience_s=arguments.dispatch.patience_s).link,
             clock=time.monotonic,
         )
         self._begin(agent)

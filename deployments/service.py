@@ -14,16 +14,19 @@ from ray.serve import Application
 from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import ApplicationStatusOverview
 
-from ray_cluster.config.arguments import FrontArguments
+from ray_cluster.config.kinds import KINDS, LORAS
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cell_wide import RayConfig
+from ray_cluster.config.slices import FrontArguments
 from ray_cluster.deployments.actors import serve_logging
 from ray_cluster.deployments.app import build_apps, build_worker
-from ray_cluster.deployments.serve.deploy_file import CONTROLLER, FRONT, LORAS, SCORER, WORKER
+from ray_cluster.deployments.serve.deploy_file import CONTROLLER, FRONT
 from ray_cluster.process.sessions import OwnSessions
 
 _POLL_S = 0.2
 _DELETE_S = 40.0
+
+_SERVING = tuple(KINDS[kind].deployment for kind in ("denoise", "score"))
 
 # what a process has started, and so stops: the applications alone, or more
 Owned = Literal["applications", "serve", "ray"]
@@ -52,7 +55,7 @@ class ApplicationState:
     @property
     def has_replica(self) -> bool:
         """Whether a replica of a model or a discriminator runs."""
-        return any(self.num_running.get(one, 0) > 0 for one in (WORKER, SCORER))
+        return any(self.num_running.get(one, 0) > 0 for one in _SERVING)
 
     @property
     def is_ready(self) -> bool:

@@ -9,7 +9,8 @@ from typing import Literal
 from pydantic import Field
 
 from benchmarks.settings import MODEL
-from ray_cluster.config.sections.cell_wide import RayConfig, Section
+from ray_cluster.config.section import Section
+from ray_cluster.config.sections.cell_wide import RayConfig
 
 Batching = Literal["one-by-one", "static"]
 

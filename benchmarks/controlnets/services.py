@@ -12,7 +12,7 @@ from multiprocessing.connection import Connection
 import psutil
 import torch
 
-from ray_cluster.config.sections.controlnets import ControlNetArguments
+from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.engine.controlnets.loading import load_bank
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.protocol.leases import Directory, Endpoint, Peer
@@ -45,9 +45,9 @@ class Services:
         return sum(one.user + one.system for one in times)
 
 
-def arguments_of(name: str) -> ControlNetArguments:
+def arguments_of(name: str) -> ControlNetConfig:
     """Return how a built-in ControlNet is started."""
-    return ControlNetArguments(name=name, model=MODELS[name], bases=("benchmark",))
+    return ControlNetConfig(name=name, model=MODELS[name], bases=("benchmark",))
 
 
 @contextmanager

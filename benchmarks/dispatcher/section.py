@@ -14,10 +14,10 @@ from typing import Any, Literal
 from benchmarks.dispatcher.fakes import Meter, call_attached, create_jobs, run_replica
 from benchmarks.settings import MODEL, Report, Settings
 from ray_cluster.cell.front import Front, Identity, Stores
-from ray_cluster.config.arguments import front_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cell_wide import LimitsConfig, StorageConfig
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.slices import front_arguments
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.jobs.service import JobService

@@ -9,32 +9,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.config.arguments import (
+from ray_cluster.config.kinds import KINDS, LORAS
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections.controller import ControlConfig
+from ray_cluster.config.slices import (
+    as_json,
     controller_arguments,
-    controlnet_arguments,
     front_arguments,
-    lora_store_arguments,
-    scorer_arguments,
     worker_arguments,
 )
-from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections.cascades import DiscriminatorConfig
-from ray_cluster.config.sections.controller import ControlArguments
-from ray_cluster.config.sections.controlnets import ControlNetConfig
-from ray_cluster.config.sections.pools import PoolConfig
 
 FRONT = "front"
 GATEWAY = "Gateway"
-WORKER = "BaseModel"
-SCORER = "Discriminator"
-CONTROL = "ControlNet"
-LORAS = "loras"
 CONTROLLER = "controller"
 CONTROLLER_DEPLOYMENT = "Controller"
-STORE = "LoraStore"
-
-DEPLOYMENT_OF = {PoolConfig: WORKER, DiscriminatorConfig: SCORER, ControlNetConfig: CONTROL}
-"""The deployment of each kind of worker."""
 
 PLAN_SCALING = "ray_cluster.deployments.serve.plan_scaling:PlanScaling"
 """The autoscaling policy of workers where ``control.scaling`` is ``policy``."""
@@ -63,16 +51,23 @@ def serve_config(
         },
         "applications": [
             _front(config, settings, folder),
-            *([_lora_store(config)] if config.loras.num_stores else []),
+            *([_worker(config, LORAS)] if config.loras.num_stores else []),
             *([_controller(config)] if config.control.enabled else []),
-            *(_pool(config, pool.name) for pool in config.pools),
-            *(_discriminator(config, one.name) for one in config.discriminators),
-            *(_controlnet(config, one.name) for one in config.controlnets if one.is_service),
+            *(_worker(config, one.name) for one in config.workers),
         ],
     }
 
 
-def replica_options(control: ControlArguments, num_replicas: int) -> dict[str, Any]:
+def worker_replicas(config: ClusterConfig, name: str) -> dict[str, Any]:
+    """Return the options of a worker's deployment that say how many replicas it has."""
+    worker = config.find(name)
+    if worker is None:
+        # no plan counts the stores of LoRAs
+        return {"num_replicas": config.loras.num_stores}
+    return replica_options(config.control, worker.replicas)
+
+
+def replica_options(control: ControlConfig, num_replicas: int) -> dict[str, Any]:
     """Return the options of a worker's deployment that say how many replicas it has.
 
     Args:
@@ -101,55 +96,29 @@ def _front(config: ClusterConfig, settings: Path, folder: Path | None) -> dict[s
         "name": FRONT,
         "route_prefix": "/",
         "import_path": _BUILDER,
-        # API keys of this environment belong in no file
-        "args": {"front": arguments.model_dump(mode="json", exclude={"api_keys"})},
+        "args": {"front": as_json(arguments)},
         "deployments": [{"name": GATEWAY, "num_replicas": config.http.num_gateways}],
     }
 
 
-def _pool(config: ClusterConfig, name: str) -> dict[str, Any]:
-    arguments = {"worker": worker_arguments(config, name).model_dump(mode="json")}
-    replicas = replica_options(config.control, config.pool(name).replicas)
-    return _worker(name, arguments, WORKER, replicas)
-
-
-def _discriminator(config: ClusterConfig, name: str) -> dict[str, Any]:
-    arguments = {"scorer": scorer_arguments(config, name).model_dump(mode="json")}
-    replicas = replica_options(config.control, config.discriminator(name).replicas)
-    return _worker(name, arguments, SCORER, replicas)
-
-
-def _controlnet(config: ClusterConfig, name: str) -> dict[str, Any]:
-    arguments = {"controlnet": controlnet_arguments(config, name).model_dump(mode="json")}
-    replicas = replica_options(config.control, config.controlnet(name).replicas)
-    return _worker(name, arguments, CONTROL, replicas)
-
-
-def _lora_store(config: ClusterConfig) -> dict[str, Any]:
-    arguments = {"lora_store": lora_store_arguments(config).model_dump(mode="json")}
-    return _worker(LORAS, arguments, STORE, {"num_replicas": config.loras.num_stores})
-
-
 def _controller(config: ClusterConfig) -> dict[str, Any]:
-    arguments = controller_arguments(config).model_dump(mode="json")
     return {
         "name": CONTROLLER,
         "route_prefix": None,
         "import_path": _BUILDER,
-        "args": {"controller": arguments},
+        "args": {"controller": as_json(controller_arguments(config))},
         "deployments": [{"name": CONTROLLER_DEPLOYMENT, "num_replicas": 1}],
     }
 
 
-def _worker(
-    name: str, arguments: dict[str, Any], deployment: str, replicas: dict[str, Any]
-) -> dict[str, Any]:
+def _worker(config: ClusterConfig, name: str) -> dict[str, Any]:
+    arguments, replicas = worker_arguments(config, name), worker_replicas(config, name)
     return {
         "name": name,
         "route_prefix": None,
         "import_path": _BUILDER,
         # whoever sets replica counts from outside Serve; never beside an autoscaling policy
         "external_scaler_enabled": "autoscaling_config" not in replicas,
-        "args": arguments,
-        "deployments": [{"name": deployment, **replicas}],
+        "args": {"worker": as_json(arguments)},
+        "deployments": [{"name": KINDS[arguments.kind].deployment, **replicas}],
     }

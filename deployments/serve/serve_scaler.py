@@ -20,12 +20,12 @@ import ray
 from ray.exceptions import RayError
 
 from ray_cluster.compat import dashboard_headers
+from ray_cluster.config.kinds import KINDS
 from ray_cluster.control.cell_fleet import HUNDRED
-from ray_cluster.deployments.serve.deploy_file import DEPLOYMENT_OF
 from ray_cluster.errors import RayClusterError
 
 _TIMEOUT_S = 10.0
-_WORKERS = frozenset(DEPLOYMENT_OF.values())
+_WORKERS = frozenset(one.deployment for one in KINDS.values() if not one.is_light)
 # what Ray calls the devices of pools
 _RESOURCES = {"cpu": "CPU", "cuda": "GPU"}
 _WITHOUT = "control.scaling: policy does without the dashboard"

@@ -10,8 +10,9 @@ from contextvars import Context
 
 from ray_cluster.api.errors import model_not_found, model_not_ready
 from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.config.sections.cascades import CascadeConfig
+from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.protocol.dispatcher import DispatcherClient
-from ray_cluster.protocol.settings import CascadeModel, ControlNetEntry
 from ray_cluster.requests import ModelProfile
 
 logger = logging.getLogger(__name__)
@@ -45,12 +46,12 @@ class Catalog:
         return list(dict.fromkeys([*self._settings.models, *self._offered, *cascades]))
 
     @property
-    def cascades(self) -> tuple[CascadeModel, ...]:
+    def cascades(self) -> tuple[CascadeConfig, ...]:
         """The cascades that calls may name."""
         return self._settings.cascades
 
     @property
-    def controlnets(self) -> tuple[ControlNetEntry, ...]:
+    def controlnets(self) -> tuple[ControlNetConfig, ...]:
         """The ControlNets that calls may name."""
         return self._settings.controlnets
 
@@ -83,7 +84,7 @@ class Catalog:
         Raises:
             ApiError: 404 for an unknown model, 503 for one that has not registered yet.
         """
-        name = self._settings.get().models[0].name if model is None else model
+        name = self._settings.document().pools[0].model_name if model is None else model
         if name not in self._profile_by_model:
             await self.refresh()
         elif self._is_old:

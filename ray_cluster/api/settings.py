@@ -8,17 +8,18 @@ import secrets
 from dataclasses import replace
 
 from ray_cluster.api.errors import unavailable
+from ray_cluster.config.loading import Document
+from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.cell_wide import LimitsConfig
-from ray_cluster.config.sections.http import HttpSettings
+from ray_cluster.config.sections.controlnets import ControlNetConfig
+from ray_cluster.config.sections.http import HttpConfig
+from ray_cluster.config.sections.keys import ApiKey
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.slices import parsed
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
-from ray_cluster.protocol.settings import (
-    CascadeModel,
-    ControlNetEntry,
-    GatewaySettings,
-    ModelSettings,
-)
-from ray_cluster.requests import ModelProfile, size_of
+from ray_cluster.protocol.settings import GatewaySettings
+from ray_cluster.requests import UPSCALE_FACTORS, ModelProfile, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -38,10 +39,8 @@ class CurrentSettings:
     def __init__(self, first: GatewaySettings | None = None) -> None:
         self._settings: GatewaySettings | None = None
         # also what bounds a call's head before there are settings
-        self._limits = LimitsConfig()
-        self._http = HttpSettings()
-        self._models: dict[str, ModelSettings] = {}
-        self._cascades: dict[str, CascadeModel] = {}
+        self._document = Document()
+        self._models: dict[str, tuple[PoolConfig, ...]] = {}
         self._first_models: tuple[str, ...] | None = None
         self.removed_models: frozenset[str] = frozenset()
         self.are_here = asyncio.Event()
@@ -50,16 +49,11 @@ class CurrentSettings:
 
     def put(self, settings: GatewaySettings) -> None:
         """Replace the settings; calls that were checked before go on unchanged."""
-        limits = LimitsConfig.model_validate(dict(settings.limits))
-        self._settings, self._limits = settings, limits
-        self._http = HttpSettings(
-            public_url=settings.public_url,
-            trusted_proxies=settings.trusted_proxies,
-            cors_origins=settings.cors_origins,
-        )
-        earlier, self._models = self._models, {model.name: model for model in settings.models}
+        self._settings, self._document = settings, parsed(Document, settings.document)
+        earlier, self._models = self._models, {}
+        for pool in self._document.pools:
+            self._models[pool.model_name] = (*self._models.get(pool.model_name, ()), pool)
         self.removed_models = (self.removed_models | earlier.keys()) - self._models.keys()
-        self._cascades = {cascade.name: cascade for cascade in settings.cascades}
         if self._first_models is None:
             self._first_models = tuple(self._models)
         self.are_here.set()
@@ -77,19 +71,31 @@ class CurrentSettings:
     @property
     def limits(self) -> LimitsConfig:
         """Bounds of calls; the defaults before there are settings."""
-        return self._limits
+        return self._document.limits
 
     @property
-    def http(self) -> HttpSettings:
+    def http(self) -> HttpConfig:
         """What stands in front; nothing before there are settings."""
-        return self._http
+        return self._document.http
 
-    def get(self) -> GatewaySettings:
+    def api_keys(self) -> tuple[ApiKey, ...]:
+        """Return the keys of those who may call; none where anybody may.
+
+        Raises:
+            ApiError: see :meth:`document`.
+        """
+        return self._given().api_keys
+
+    def document(self) -> Document:
         """Return the settings.
 
         Raises:
             ApiError: 503, they have not come yet: who may call, and for what, is not known.
         """
+        self._given()
+        return self._document
+
+    def _given(self) -> GatewaySettings:
         if self._settings is None:
             raise unavailable(
                 "This gateway has just started and does not know its settings yet; try again.",
@@ -102,19 +108,24 @@ class CurrentSettings:
         """Names of the models in the settings, the default one first."""
         return list(self._models)
 
-    def cascade(self, name: str | None) -> CascadeModel | None:
+    def cascade(self, name: str | None) -> CascadeConfig | None:
         """Return the cascade of that name; None if there is none."""
-        return self._cascades.get(name or "")
+        return next((one for one in self.cascades if one.name == name), None)
 
     @property
-    def cascades(self) -> tuple[CascadeModel, ...]:
+    def cascades(self) -> tuple[CascadeConfig, ...]:
         """All cascades in the settings."""
-        return tuple(self._cascades.values())
+        return self._document.cascades
 
     @property
-    def controlnets(self) -> tuple[ControlNetEntry, ...]:
+    def controlnets(self) -> tuple[ControlNetConfig, ...]:
         """All ControlNets in the settings; none before there are some."""
-        return () if self._settings is None else self._settings.controlnets
+        return self._document.controlnets
+
+    @property
+    def upscale_factors(self) -> list[int]:
+        """How many times images may be enlarged."""
+        return list(UPSCALE_FACTORS) if self._document.upscalers else [1]
 
     @property
     def needed_models(self) -> list[str]:
@@ -124,14 +135,16 @@ class CurrentSettings:
     @property
     def max_num_inference_steps(self) -> int | None:
         """Of any model; None before there are settings."""
-        return max((one.max_num_inference_steps for one in self._models.values()), default=None)
+        return max((one.max_num_inference_steps for one in self._document.pools), default=None)
 
     def applied_to(self, profile: ModelProfile) -> ModelProfile:
         """Return a model's profile with the defaults of the settings."""
-        found = self._models.get(profile.model)
-        if found is None:
+        pools = self._models.get(profile.model)
+        if pools is None:
             return profile
-        defaults = found.defaults
+        # of several pools the first one's
+        given = pools[0]
+        defaults = given.defaults
         width_px, height_px = profile.default_width_px, profile.default_height_px
         if defaults.size is not None:
             width_px, height_px = size_of(defaults.size)
@@ -145,8 +158,8 @@ class CurrentSettings:
                 profile.default_guidance_scale if guidance_scale is None else guidance_scale
             ),
             default_sampler=defaults.sampler or profile.default_sampler,
-            fewer_steps=found.fewer_steps or profile.fewer_steps,
-            lora_start=found.lora_start,
+            fewer_steps=given.fidelity.table() if given.fidelity else profile.fewer_steps,
+            lora_start=given.lora_start.start() if given.lora_start else None,
         )
 
 

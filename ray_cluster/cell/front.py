@@ -17,12 +17,12 @@ from typing import Any
 
 from ray_cluster.cell.live_settings import LiveSettings
 from ray_cluster.cell.service import CellService
-from ray_cluster.config.arguments import FrontArguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cascades import CascadeConfig
-from ray_cluster.config.sections.cell_wide import StorageArguments
+from ray_cluster.config.sections.cell_wide import StorageConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.config.settings_file import SettingsFile
+from ray_cluster.config.slices import FrontArguments
 from ray_cluster.dispatch.cascades.candidates import Candidates
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.service import DispatchService
@@ -66,7 +66,7 @@ class Stores:
     states: BlobStore
 
     @classmethod
-    def open(cls, storage: StorageArguments) -> Stores:
+    def open(cls, storage: StorageConfig) -> Stores:
         """Open the stores of a configuration; call it off the event loop.
 
         Raises:

@@ -9,14 +9,13 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Protocol
 
-from ray_cluster.config.arguments import FrontArguments, needs_redeploy
+from ray_cluster.config.kinds import KINDS
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections.cascades import DiscriminatorArguments
-from ray_cluster.config.sections.controlnets import ControlNetArguments
 from ray_cluster.config.sections.keys import ApiKey
-from ray_cluster.config.sections.pools import PoolArguments
+from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
+from ray_cluster.config.slices import FrontArguments, needs_redeploy, started_section
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.settings_in_force import SettingsBook, SettingsWatch
 from ray_cluster.errors import ConfigError
@@ -41,13 +40,6 @@ _STAYS_OPEN = (
     "http.open is true beside API keys: a change that removes the last one would open the service "
     "to anybody; set it to false"
 )
-
-RunningWorker = PoolArguments | DiscriminatorArguments | ControlNetArguments
-_ARGUMENTS_OF: dict[str, type[RunningWorker]] = {
-    "denoise": PoolArguments,
-    "score": DiscriminatorArguments,
-    "control": ControlNetArguments,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +72,7 @@ class SettingsReport:
     path: str | None
     problem: str
     front: FrontArguments
-    workers: dict[str, RunningWorker]
+    workers: dict[str, WorkerConfig]
     version_by_gateway: dict[str, str]
     replicas: tuple[ReplicaReport, ...]
     num_images_by_model: dict[str, int]
@@ -211,14 +203,12 @@ class LiveSettings:
         http = self._arguments.http
         if not (self.book.settings.api_keys or http.is_loopback):
             found.append(f"anybody who reaches {http.host}:{http.port} may call: no API key is set")
-        settings = self.book.settings
-        listed = {one.name for one in settings.pools}
-        listed |= {one.name for one in settings.discriminators}
-        listed |= {one.name for one in settings.controlnets}
         found += [
-            f"{_kind_of(one)} {name} runs, but is not in the settings"
-            for name, one in self._workers().items()
-            if name not in listed
+            f"{KINDS[one.kind].title} {one.pool} runs, but is not in the settings"
+            for one in {
+                one.registration.pool: one.registration for one in self._core.replicas
+            }.values()
+            if one.arguments and self.book.settings.find(one.pool) is None
         ]
         return tuple(found)
 
@@ -287,17 +277,10 @@ class LiveSettings:
             self._settings_in(file.parse(text.encode()))
             file.write(text)
 
-    def _workers(self) -> dict[str, RunningWorker]:
-        found: dict[str, RunningWorker] = {}
-        for one in self._core.replicas:
-            registration = one.registration
-            if registration.arguments:
-                kind = _ARGUMENTS_OF[registration.kind]
-                found[registration.pool] = kind.model_validate_json(registration.arguments)
-        return found
-
-
-def _kind_of(running: RunningWorker) -> str:
-    if isinstance(running, ControlNetArguments):
-        return "ControlNet"
-    return "pool" if isinstance(running, PoolArguments) else "discriminator"
+    def _workers(self) -> dict[str, WorkerConfig]:
+        registered = [one.registration for one in self._core.replicas]
+        return {
+            one.pool: started_section(one.kind, one.arguments)
+            for one in registered
+            if one.arguments
+        }

@@ -20,18 +20,12 @@ from ray_cluster.api.app import Surroundings, create_app
 from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.cell.front import Front, Identity, Stores
-from ray_cluster.config.arguments import (
-    controlnet_arguments,
-    front_arguments,
-    lora_store_arguments,
-    scorer_arguments,
-    worker_arguments,
-)
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cascades import DiscriminatorConfig
-from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings_file import SettingsFile
+from ray_cluster.config.slices import front_arguments, worker_arguments
 from ray_cluster.imaging.detectors import Detectors
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.process.gc_freeze import uncollected
@@ -39,8 +33,6 @@ from ray_cluster.protocol.settings import WorkerSettings
 
 _NODE = "127.0.0.1"
 _CELL = "local"
-
-WorkerConfig = PoolConfig | DiscriminatorConfig | ControlNetConfig
 
 
 class Agent(Protocol):
@@ -145,7 +137,7 @@ class LocalCell:
         return LoraStoreAgent(
             store_registration("loras", _NODE),
             LoraFolder(
-                lora_store_arguments(self._config).loras,
+                self._config.loras,
                 workers=LoraThreads(self._making) if self._is_brief else None,
             ),
             link=self.front.link,
@@ -185,7 +177,7 @@ class LocalCell:
             )
         if isinstance(worker, DiscriminatorConfig):
             return build_scorer(
-                scorer_arguments(config, worker.name),
+                worker_arguments(config, worker.name),
                 settings,
                 replica_id=replica_id,
                 node=_NODE,
@@ -193,7 +185,7 @@ class LocalCell:
                 clock=clock,
             )
         return build_controlnet(
-            controlnet_arguments(config, worker.name),
+            worker_arguments(config, worker.name),
             settings,
             replica_id=replica_id,
             node=_NODE,

@@ -3,38 +3,43 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
+from ray_cluster.config.kinds import KINDS, LORAS, Kind, WorkerKind
+from ray_cluster.config.section import Section, section_in
 from ray_cluster.config.sections.cascades import CascadeConfig, DiscriminatorConfig, check_cascades
 from ray_cluster.config.sections.cell_wide import (
     DispatchConfig,
     LimitsConfig,
     LogsConfig,
     RayConfig,
-    Section,
     StorageConfig,
 )
 from ray_cluster.config.sections.controller import ControlConfig
 from ray_cluster.config.sections.controlnets import ControlNetConfig, check_controlnets
 from ray_cluster.config.sections.http import HttpConfig
 from ray_cluster.config.sections.loras import LorasConfig
-from ray_cluster.config.sections.pools import RESERVED_NAMES, PoolConfig
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.sections.preprocessors import PreprocessorsConfig
+from ray_cluster.config.sections.upscalers import UpscalerConfig
+from ray_cluster.config.sections.workers import RESERVED_NAMES, WorkerConfig
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.errors import ConfigError
+
+WorkerT = TypeVar("WorkerT", bound=WorkerConfig)
 
 _API_KEYS_VARIABLE = "RAY_CLUSTER_API_KEYS"
 _OWN_KEY_VARIABLE = "RAY_CLUSTER_API_KEY"
 
 
-class ClusterConfig(Section):
-    """The whole configuration of one cell."""
+class Document(Section):
+    """Sections of a configuration: all of them, or the part of one process with defaults else."""
 
     http: HttpConfig = HttpConfig()
     ray: RayConfig = RayConfig()
@@ -45,20 +50,85 @@ class ClusterConfig(Section):
     loras: LorasConfig = LorasConfig()
     preprocessors: PreprocessorsConfig = PreprocessorsConfig()
     control: ControlConfig = ControlConfig()
-    pools: tuple[PoolConfig, ...] = Field(min_length=1)
+    pools: tuple[PoolConfig, ...] = ()
     discriminators: tuple[DiscriminatorConfig, ...] = ()
     cascades: tuple[CascadeConfig, ...] = ()
     controlnets: tuple[ControlNetConfig, ...] = ()
+    upscalers: tuple[UpscalerConfig, ...] = ()
+
+    @property
+    def workers(self) -> tuple[WorkerConfig, ...]:
+        """All that has an application of its own beside ``front`` and ``loras``."""
+        return tuple(worker for _, worker in self._listed() if worker.is_service)
+
+    def _listed(self) -> Iterator[tuple[WorkerKind, WorkerConfig]]:
+        for kind, row in KINDS.items():
+            if isinstance(workers := getattr(self, row.section), tuple):
+                yield from ((kind, one) for one in workers)
+
+    def find(self, name: str) -> WorkerConfig | None:
+        """Return the worker of that name; None if there is none."""
+        return next((one for _, one in self._listed() if one.name == name), None)
+
+    def worker(self, kind: type[WorkerT], name: str) -> WorkerT:
+        """Return the worker of that name in the sections of one type.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        alike = [one for _, one in self._listed() if isinstance(one, kind)]
+        for one in alike:
+            if one.name == name:
+                return one
+        title = next(row.title for row in KINDS.values() if section_of(row) is kind)
+        raise ConfigError(f"no {title} {name!r}; there are {[one.name for one in alike]}")
+
+    def kind_of(self, name: str) -> WorkerKind:
+        """Return the kind of the worker of that name.
+
+        Raises:
+            ConfigError: there is none.
+        """
+        if name == LORAS:
+            return "lora"
+        for kind, one in self._listed():
+            if one.name == name and one.is_service:
+                return kind
+        raise ConfigError(f"no worker {name!r}; there are {[one.name for one in self.workers]}")
+
+    def title(self, worker: str) -> str:
+        """Return what an application is, and its name, for messages."""
+        if worker in RESERVED_NAMES:
+            return KINDS["lora"].title if worker == LORAS else worker
+        # one that is not here any more was a pool, most probably
+        kind = next((kind for kind, one in self._listed() if one.name == worker), "denoise")
+        return f"{KINDS[kind].title} {worker}"
+
+
+def section_of(kind: Kind) -> type[Any]:
+    """Return the section of a kind of workers: of one worker, where there is a list."""
+    found = section_in(Document.model_fields[kind.section].annotation)
+    assert found is not None, f"{kind.section} is a section"
+    return found
+
+
+class ClusterConfig(Document):
+    """The whole configuration of one cell."""
+
+    pools: tuple[PoolConfig, ...] = Field(min_length=1)
 
     @model_validator(mode="after")
     def _check(self) -> ClusterConfig:
-        names = [pool.name for pool in self.pools]
-        if len(set(names)) != len(names):
-            raise ValueError(f"pool names must differ, given {names}")
+        names = [one.name for _, one in self._listed()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(
+                "the names of pools and of all other workers must differ; given more than once: "
+                f"{twice}"
+            )
         models = [pool.model_name for pool in self.pools]
-        check_cascades(self.cascades, self.discriminators, pools=names, models=models)
-        others = [*RESERVED_NAMES, *names, *(one.name for one in self.discriminators)]
-        check_controlnets(self.controlnets, models=models, applications=others)
+        check_cascades(self.cascades, self.discriminators, models)
+        check_controlnets(self.controlnets, models)
         self._check_control()
         grace_s, upload_s = self.storage.inputs_grace_s, self.limits.max_upload_s
         if grace_s < 2 * upload_s:
@@ -88,46 +158,6 @@ class ClusterConfig(Section):
                         "Serve it twice under two names, or set control.enabled: false"
                     )
                 used[model] = one.name
-
-    def pool(self, name: str) -> PoolConfig:
-        """Return the pool of that name; raises :class:`ConfigError` if there is none."""
-        for pool in self.pools:
-            if pool.name == name:
-                return pool
-        raise ConfigError(f"no pool {name!r}; there are {[pool.name for pool in self.pools]}")
-
-    def discriminator(self, name: str) -> DiscriminatorConfig:
-        """Return the discriminator of that name; raises :class:`ConfigError` if there is none."""
-        for one in self.discriminators:
-            if one.name == name:
-                return one
-        raise ConfigError(
-            f"no discriminator {name!r}; there are {[one.name for one in self.discriminators]}"
-        )
-
-    def controlnet(self, name: str) -> ControlNetConfig:
-        """Return the ControlNet of that name; raises :class:`ConfigError` if there is none."""
-        for one in self.controlnets:
-            if one.name == name:
-                return one
-        raise ConfigError(
-            f"no ControlNet {name!r}; there are {[one.name for one in self.controlnets]}"
-        )
-
-    def title(self, worker: str) -> str:
-        """Return what a worker's application is, and its name, for messages."""
-        if worker in ("loras", "controller"):
-            return {"loras": "store of LoRAs"}.get(worker, worker)
-        if any(one.name == worker for one in self.controlnets):
-            return f"ControlNet {worker}"
-        is_scorer = any(one.name == worker for one in self.discriminators)
-        return f"discriminator {worker}" if is_scorer else f"pool {worker}"
-
-    @property
-    def workers(self) -> tuple[PoolConfig | DiscriminatorConfig | ControlNetConfig, ...]:
-        """All that has an application of its own beside ``front`` and ``loras``."""
-        services = (one for one in self.controlnets if one.is_service)
-        return (*self.pools, *self.discriminators, *services)
 
 
 def default_config_path() -> Path:

@@ -6,24 +6,11 @@ from collections.abc import Iterator
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
-from pydantic import BaseModel, SecretStr
+from pydantic import SecretStr
 from pydantic.fields import FieldInfo
 
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections.cascades import DiscriminatorArguments
-from ray_cluster.config.sections.cell_wide import (
-    DispatchArguments,
-    LogsConfig,
-    RayConfig,
-    StorageArguments,
-)
-from ray_cluster.config.sections.controller import ControlArguments
-from ray_cluster.config.sections.controlnets import ControlNetArguments
-from ray_cluster.config.sections.http import HttpArguments
-from ray_cluster.config.sections.loras import LoraArguments
-from ray_cluster.config.sections.pools import PoolArguments
-from ray_cluster.config.sections.preprocessors import PreprocessorsConfig
-from ray_cluster.config.validation_errors import section_in
+from ray_cluster.config.section import Applied, Section, applied, section_in
 
 # how bounds are written
 _BOUNDS = {
@@ -37,14 +24,12 @@ _TYPES = {int: "whole number", float: "number", str: "text", bool: "true or fals
 
 
 _HEAD = "| key | default | allowed | applied | what it is |\n|---|---|---|---|---|"
-# what processes are started with; everything else is a setting
-_ARGUMENTS = (
-    *(HttpArguments, DispatchArguments, StorageArguments, PoolArguments, DiscriminatorArguments),
-    *(LoraArguments, ControlNetArguments, ControlArguments, PreprocessorsConfig),
-    *(LogsConfig, RayConfig),
-)
-# beside the arguments: a change of one starts or stops processes, and replaces none
-_COUNTS = {"num_gateways", "num_stores", "replicas"}
+_APPLIED: dict[Applied, str] = {
+    "live": "live",
+    "redeploy": "redeploy",
+    # a change of one starts or stops processes
+    "count": "redeploy, nothing replaced",
+}
 
 
 def reference() -> str:
@@ -52,12 +37,16 @@ def reference() -> str:
     return "\n".join(_sections(ClusterConfig, ""))
 
 
-def _sections(kind: type[BaseModel], path: str) -> Iterator[str]:
-    """Yield the text of a section, and of those within it."""
+def _sections(kind: type[Section], path: str, mark: Applied | None = None) -> Iterator[str]:
+    """Yield the text of a section, and of those within it.
+
+    Args:
+        mark: of the key that holds the section, in another one.
+    """
     fields = kind.model_fields
     rows = [
-        f"| `{name}` | {_default(field)} | {_allowed(field)} | {_applied(kind, name)} "
-        f"| {field.description or ''} |"
+        f"| `{name}` | {_default(field)} | {_allowed(field)} "
+        f"| {_APPLIED[mark or applied(kind, name)]} | {field.description or ''} |"
         for name, field in fields.items()
         if section_in(field.annotation) is None
     ]
@@ -67,16 +56,10 @@ def _sections(kind: type[BaseModel], path: str) -> Iterator[str]:
     for name, field in fields.items():
         inner = section_in(field.annotation)
         if inner is not None:
-            mark = "[]" if get_origin(field.annotation) is tuple else ""
-            yield from _sections(inner, f"{path}.{name}{mark}".removeprefix("."))
-
-
-def _applied(kind: type[BaseModel], name: str) -> str:
-    """Return how a change of a key reaches a running service."""
-    if name in _COUNTS:
-        return "redeploy, nothing replaced"
-    is_argument = any(issubclass(kind, one) and name in one.model_fields for one in _ARGUMENTS)
-    return "redeploy" if is_argument else "live"
+            many = "[]" if get_origin(field.annotation) is tuple else ""
+            place = f"{path}.{name}{many}".removeprefix(".")
+            # what a key holds is applied as the key is
+            yield from _sections(inner, place, mark or (applied(kind, name) if path else None))
 
 
 def _default(field: FieldInfo) -> str:

@@ -3,54 +3,26 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Iterable
 from functools import cached_property
-from typing import TypeVar
+from typing import Any
 
-from pydantic import SecretStr, ValidationError
+from pydantic import SecretStr
 
-from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections.cascades import CascadeConfig, DiscriminatorTuning
-from ray_cluster.config.sections.cell_wide import (
-    DispatchSettings,
-    LimitsConfig,
-    Section,
-    StorageSettings,
-)
-from ray_cluster.config.sections.controller import ControlSettings
-from ray_cluster.config.sections.controlnets import ControlNetConfig, ControlNetTuning
-from ray_cluster.config.sections.http import HttpSettings
+from ray_cluster.config.loading import ClusterConfig, Document
+from ray_cluster.config.section import Section, part
+from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.keys import ApiKey, check_distinct
-from ray_cluster.config.sections.loras import LoraSettings
-from ray_cluster.config.sections.pools import PoolArguments, PoolConfig, PoolTuning
-from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError
 
-PartT = TypeVar("PartT", bound=Section)
-
 _VERSION_CHARS = 12
-
-
-class PoolSettings(PoolTuning):
-    """The settings of one pool, and the arguments of it that calls are validated with."""
-
-    name: str
-    model_name: str
-    max_num_inference_steps: int
-
-
-class DiscriminatorSettings(DiscriminatorTuning):
-    """The settings of one discriminator."""
-
-    name: str
-
-
-class ControlNetSettings(ControlNetTuning):
-    """The settings of one ControlNet, and what calls that name it are validated with."""
-
-    name: str
-    bases: tuple[str, ...]
-    is_service: bool
+# sections with settings: single ones, and lists
+_SINGLE = ("http", "limits", "dispatch", "storage", "loras", "control")
+_LISTS = ("pools", "discriminators", "cascades", "controlnets", "upscalers")
+# of the section `http`, in no slice of it
+_KEYS = ("api_keys", "open")
+_FOR_GATEWAYS = {"http", "limits", "dispatch", "storage", "pools", "controlnets", "upscalers"}
 
 
 class CascadeSettings(CascadeConfig):
@@ -66,8 +38,11 @@ class CascadeSettings(CascadeConfig):
     idle_deferral_rate: float | None = None
 
 
-class Settings(Section):
+class Settings(Document):
     """The settings of a cell; API keys are in it as digests only.
+
+    Where and with what processes run is not in it: such keys have their defaults, and those of
+    workers are the file's, whatever they were started with.
 
     Attributes:
         api_keys: empty where anybody may call.
@@ -76,16 +51,7 @@ class Settings(Section):
     """
 
     api_keys: tuple[ApiKey, ...]
-    http: HttpSettings
-    limits: LimitsConfig
-    dispatch: DispatchSettings
-    storage: StorageSettings
-    pools: tuple[PoolSettings, ...]
-    discriminators: tuple[DiscriminatorSettings, ...] = ()
     cascades: tuple[CascadeSettings, ...] = ()
-    loras: LoraSettings = LoraSettings()
-    controlnets: tuple[ControlNetSettings, ...] = ()
-    control: ControlSettings = ControlSettings()
     given_version: str = ""
 
     @cached_property
@@ -93,20 +59,23 @@ class Settings(Section):
         """A digest, equal for equal settings however their file is written."""
         if self.given_version:
             return self.given_version
-        text = self.model_dump_json(exclude={"given_version"})
+        keys = self.model_dump(mode="json", include={"api_keys"})
+        text = json.dumps(keys | self.content(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:_VERSION_CHARS]
 
-    def pool(self, name: str) -> PoolSettings | None:
-        """Return the settings of a pool; None for one that is not in the document."""
-        return next((pool for pool in self.pools if pool.name == name), None)
+    def content(self) -> dict[str, Any]:
+        """Return what is live, and what calls are checked with, as JSON has it; no API keys."""
+        found: dict[str, Any] = {name: _live(getattr(self, name)) for name in _SINGLE}
+        for name in _LISTS:
+            found[name] = [part(one, "live", for_calls=True) for one in getattr(self, name)]
+        return found
 
-    def discriminator(self, name: str) -> DiscriminatorSettings | None:
-        """Return the settings of a discriminator; None for one that is not in the document."""
-        return next((one for one in self.discriminators if one.name == name), None)
-
-    def controlnet(self, name: str) -> ControlNetSettings | None:
-        """Return the settings of a ControlNet; None for one that is not in the document."""
-        return next((one for one in self.controlnets if one.name == name), None)
+    def for_gateways(self) -> str:
+        """Return what gateways are told, as JSON of a :class:`Document`; no API keys."""
+        content = self.model_dump(mode="json", include=_FOR_GATEWAYS)
+        keys = set(CascadeConfig.model_fields)
+        content["cascades"] = [one.model_dump(mode="json", include=keys) for one in self.cascades]
+        return json.dumps(content)
 
 
 def settings_of(
@@ -134,60 +103,18 @@ def settings_of(
         keys = kept_keys
     return Settings(
         api_keys=tuple(sorted(keys, key=lambda key: key.digest)),
-        http=part_of(config.http, HttpSettings),
-        limits=config.limits,
-        dispatch=part_of(config.dispatch, DispatchSettings),
-        storage=part_of(config.storage, StorageSettings),
-        pools=tuple(_pool_settings(pool) for pool in config.pools),
-        discriminators=tuple(part_of(one, DiscriminatorSettings) for one in config.discriminators),
         cascades=tuple(_cascade(one, config) for one in config.cascades),
-        loras=part_of(config.loras, LoraSettings),
-        controlnets=tuple(_controlnet_settings(one) for one in config.controlnets),
-        control=part_of(config.control, ControlSettings),
+        **{name: getattr(config, name) for name in _LISTS if name != "cascades"},
+        **{name: _live(getattr(config, name)) for name in _SINGLE},
     )
 
 
-def pool_config(arguments: PoolArguments, tuning: PoolTuning | None) -> PoolConfig:
-    """Return the whole configuration of a pool that was started with these arguments.
-
-    Args:
-        tuning: None for a pool that is not in the document: it gets the defaults.
-
-    Raises:
-        ConfigError: the settings do not suit the arguments: the file was changed in both.
-    """
-    tuning = tuning or PoolTuning()
-    try:
-        return PoolConfig(**arguments.model_dump(), **tuning.model_dump())
-    except ValidationError as error:
-        raise ConfigError(f"pool {arguments.name}: {describe(error, PoolConfig)}") from error
+def _live(section: Section) -> dict[str, Any]:
+    return {key: value for key, value in part(section, "live").items() if key not in _KEYS}
 
 
-def _cascade(cascade: CascadeConfig, config: ClusterConfig) -> CascadeSettings:
+def _cascade(cascade: CascadeConfig, config: Document) -> CascadeSettings:
     """Return a cascade that says where its curves are."""
-    given = config.discriminator(cascade.discriminator)
+    given = next(one for one in config.discriminators if one.name == cascade.discriminator)
     curves = cascade.curves or given.calibration or given.model
     return CascadeSettings(**{**cascade.model_dump(), "curves": curves})
-
-
-def _controlnet_settings(one: ControlNetConfig) -> ControlNetSettings:
-    return ControlNetSettings(
-        name=one.name,
-        bases=one.bases,
-        is_service=one.is_service,
-        **one.model_dump(include=set(ControlNetTuning.model_fields)),
-    )
-
-
-def _pool_settings(pool: PoolConfig) -> PoolSettings:
-    return PoolSettings(
-        name=pool.name,
-        model_name=pool.model_name,
-        max_num_inference_steps=pool.max_num_inference_steps,
-        **pool.model_dump(include=set(PoolTuning.model_fields)),
-    )
-
-
-def part_of(section: Section, kind: type[PartT]) -> PartT:
-    """Return the fields of a section that another kind of section has."""
-    return kind.model_validate(section.model_dump(include=set(kind.model_fields)))

@@ -12,6 +12,8 @@ from pydantic import BaseModel, SecretStr, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from ray_cluster.config.section import section_in
+
 # the end of "'n' must be ..." by pydantic's error type, filled with the error's context
 _MUST_BE = {
     "int_type": "a whole number",
@@ -193,9 +195,3 @@ def _keys(section: type[BaseModel], path: str) -> Iterator[tuple[str, str]]:
         inner = section_in(field.annotation)
         if inner is not None:
             yield from _keys(inner, f"{path}{name}.")
-
-
-def section_in(annotation: Any) -> type[BaseModel] | None:
-    """Return the section that a field holds, one or several of; None if it holds a value."""
-    found = [one for one in (annotation, *get_args(annotation)) if isinstance(one, type)]
-    return next((one for one in found if issubclass(one, BaseModel)), None)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from ray_cluster.config.sections.cell_wide import DispatchSettings, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.attached import Attached
 from ray_cluster.dispatch.cascades.advance import Cascades, CurveOf
@@ -65,7 +65,7 @@ class DispatchCore:
     def __init__(
         self,
         *,
-        config: DispatchSettings,
+        config: DispatchConfig,
         limits: LimitsConfig,
         epoch: int,
         configured: Collection[str] = (),
@@ -93,7 +93,7 @@ class DispatchCore:
         self._unserved = Unserved(self._ledger, self.replicas, self.queue, self._admission)
         self._set(config, limits)
 
-    def _set(self, config: DispatchSettings, limits: LimitsConfig) -> None:
+    def _set(self, config: DispatchConfig, limits: LimitsConfig) -> None:
         self._config = config
         self.hold_s = min(config.poll_s, config.replica_timeout_s / POLLS_PER_TIMEOUT)
         self.grace_s = GRACE_POLLS * self.hold_s

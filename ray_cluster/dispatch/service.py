@@ -6,7 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
-from ray_cluster.config.sections.cell_wide import DispatchSettings
+from ray_cluster.config.sections.cell_wide import DispatchConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.cascades.candidates import Candidates
 from ray_cluster.dispatch.clients import WaitingClients
@@ -70,7 +70,7 @@ class DispatchService:
         self,
         core: DispatchCore,
         *,
-        config: DispatchSettings,
+        config: DispatchConfig,
         clock: Callable[[], float],
         on_outcome: Callable[[Outcome], None] | None = None,
         candidates: Candidates | None = None,

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from ray_cluster.config.sections.cell_wide import StorageSettings
-from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.config.sections.cell_wide import StorageConfig
+from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.queue.due import AT_ONCE
 from ray_cluster.dispatch.reports.metrics import JobCounts
@@ -81,10 +81,10 @@ class JobService:
         results: BlobStore,
         inputs: InputStore,
         *,
-        config: StorageSettings,
+        config: StorageConfig,
         max_open_per_client: int,
         wall_clock: Callable[[], float],
-        lora_sources: Sequence[str] = LoraArguments().sources,
+        lora_sources: Sequence[str] = LorasConfig().sources,
     ) -> None:
         self._dispatch = dispatch
         self._store = store

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
 
-from ray_cluster.config.sections.cell_wide import StorageSettings
+from ray_cluster.config.sections.cell_wide import StorageConfig
 from ray_cluster.jobs.store.sql_engine import JobStoreError
 from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.jobs.store.store_threads import StoreThreads
@@ -74,7 +74,7 @@ class JobSweeper(Sweeper):
         threads: StoreThreads,
         store: SqlJobStore,
         results: BlobStore,
-        config: StorageSettings,
+        config: StorageConfig,
         spared: Container[str],
         wall_clock: Callable[[], float],
     ) -> None:

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from ray_cluster.config.kinds import WorkerKind
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.policies.planning.plan import CascadePlan, PlannedSettings
 from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.protocol.calling.interface import raises
-from ray_cluster.protocol.leases import WorkerKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,7 +154,7 @@ class ObservedCascade:
 @dataclass(frozen=True, slots=True)
 class ObservedLimits:
     """Settings of the controller itself; the fields of
-    :class:`ray_cluster.config.sections.controller.ControlSettings`, and whether an operator has
+    :class:`ray_cluster.config.sections.controller.ControlConfig`, and whether an operator has
     paused it."""
 
     period_s: float

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
 
+from ray_cluster.config.kinds import WorkerKind
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.calling.changes import Mark
@@ -63,10 +63,6 @@ class Lease:
     loras: tuple[LoraOrder, ...] = ()
 
 
-WorkerKind = Literal["denoise", "score", "control", "lora"]
-"""What a worker does with leased requests, with calls to its endpoint, or with orders."""
-
-
 def lane_of(kind: WorkerKind, name: str) -> str:
     """Return the name of the queue of those that serve something: no two kinds share one."""
     return name if kind == "denoise" else f"{kind}:{name}"
@@ -117,9 +113,7 @@ class Registration:
         model_digest: of its model's files; states are gone on with only on the same one.
         residents: ids of its resident adapters and templates; see
             :mod:`ray_cluster.policies.residents`.
-        arguments: JSON of its pool's :class:`ray_cluster.config.sections.pools.PoolArguments`, or
-        of its
-            :class:`ray_cluster.config.sections.cascades.DiscriminatorArguments`.
+        arguments: what it was started with; see :func:`ray_cluster.config.slices.registered`.
         prompt_tokenizers: those that :attr:`ModelProfile.prompt_digest` is of.
         words: of a model's replica.
     """

@@ -17,6 +17,8 @@ from ray_cluster.api.app import create_app
 from ray_cluster.api.routes.table import _add
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.keys import RESERVED_CLIENTS, ROLES, KeyConfig, Role
+from ray_cluster.config.settings import settings_of
+from ray_cluster.protocol.settings import gateway_settings
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import OPEN_OWNER
 from tests.api.checks import URL, check_error, error_of
@@ -201,9 +203,13 @@ async def test_a_role_that_is_taken_away_is_gone_at_the_next_call(
     app = create_app(fake, settings, results=memory_results(), images=sent_images())
     async with calling(app, "k") as http:
         check_error(await http.post("/v1/plan/pause"), 404, code="no_controller")
-        settings.put(settings_for(with_keys(config, KeyConfig.of("ci", "k", ["use"]))).get())
+        settings.put(
+            gateway_settings(settings_of(with_keys(config, KeyConfig.of("ci", "k", ["use"]))))
+        )
         check_error(await http.post("/v1/plan/pause"), 403, code="role_missing")
-        settings.put(settings_for(with_keys(config, KeyConfig.of("ci", "other", ROLES))).get())
+        settings.put(
+            gateway_settings(settings_of(with_keys(config, KeyConfig.of("ci", "other", ROLES))))
+        )
         check_error(await http.post("/v1/plan/pause"), 401, code="invalid_api_key")
 
 
@@ -219,7 +225,7 @@ async def test_a_client_keeps_its_jobs_when_its_key_is_replaced(
     kept = cell.store.get(job["id"])
     assert kept is not None
     assert kept.client == "shop.eu"
-    settings.put(settings_for(with_keys(config, new, "other")).get())
+    settings.put(gateway_settings(settings_of(with_keys(config, new, "other"))))
     async with calling(app, "new") as http:
         assert (await http.get(f"/v1/jobs/{job['id']}")).json()["id"] == job["id"]
         again = await http.post("/v1/jobs", **named)

@@ -13,11 +13,11 @@ import yaml
 
 from ray_cluster.cell.front import core_of
 from ray_cluster.cell.live_settings import NO_KEY, LiveSettings
-from ray_cluster.config.arguments import FrontArguments, front_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.sections.keys import ApiKey, key_digest
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
+from ray_cluster.config.slices import FrontArguments, front_arguments, registered, worker_arguments
 from ray_cluster.errors import ConfigError
 from tests.fakes import registration
 from tests.jobs.jobs_cell import until
@@ -47,7 +47,7 @@ class Cell:
         self.live = LiveSettings(arguments, config, file, self.core, time.monotonic, keys)
 
     def register(self, pool: str, config: ClusterConfig) -> None:
-        arguments = worker_arguments(config, "p").pool.model_dump_json()
+        arguments = registered(worker_arguments(config, "p").own)
         self.core.register(replace(registration(pool), pool=pool, arguments=arguments), 0.0)
 
     async def looked(self) -> None:

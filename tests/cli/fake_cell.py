@@ -13,9 +13,9 @@ from rich.console import Console
 from ray_cluster.cell.live_settings import ReplicaReport, SettingsReport
 from ray_cluster.cli.progress import StateScreen
 from ray_cluster.cli.remote.settings_run import apply_file
-from ray_cluster.config.arguments import front_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import settings_of
+from ray_cluster.config.slices import front_arguments, worker_arguments
 from ray_cluster.errors import ConfigError
 
 A = {"name": "a", "model": "shapes-sd"}
@@ -64,7 +64,7 @@ class FakeCell:
             problem="",
             front=front_arguments(self._running, "/x.yaml", overridden=self.overridden),
             workers={
-                p.name: worker_arguments(self._running, p.name).pool for p in self._running.pools
+                p.name: worker_arguments(self._running, p.name).own for p in self._running.pools
             },
             version_by_gateway={"g": self._has},
             replicas=tuple(

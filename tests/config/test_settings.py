@@ -7,17 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
-from ray_cluster.config.arguments import front_arguments, needs_redeploy, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
-from ray_cluster.config.sections.cell_wide import (
-    DispatchSettings,
-    LimitsConfig,
-    StorageSettings,
+from ray_cluster.config.section import Section, applied
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig, StorageConfig
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.settings import settings_of
+from ray_cluster.config.slices import (
+    front_arguments,
+    needs_redeploy,
+    with_settings,
+    worker_arguments,
 )
-from ray_cluster.config.sections.pools import PoolTuning
-from ray_cluster.config.settings import pool_config, settings_of
 from ray_cluster.deployments.serve.deploy_file import serve_config
 from ray_cluster.errors import ConfigError, without_password
 
@@ -51,15 +52,15 @@ def given() -> dict[str, Any]:
 
 def setting_keys() -> Iterator[tuple[str, str]]:
     """Every key that is a setting, with its section."""
-    sections: dict[str, type[BaseModel]] = {
+    sections: dict[str, type[Section]] = {
         "limits": LimitsConfig,
-        "dispatch": DispatchSettings,
-        "storage": StorageSettings,
-        "pools": PoolTuning,
+        "dispatch": DispatchConfig,
+        "storage": StorageConfig,
+        "pools": PoolConfig,
     }
     yield "http", "api_keys"
     for section, kind in sections.items():
-        yield from ((section, name) for name in kind.model_fields)
+        yield from ((section, name) for name in kind.model_fields if applied(kind, name) == "live")
 
 
 def changed(section: str, name: str) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def test_a_changed_setting_changes_the_version_and_no_argument(section: str, nam
     assert arguments_of(after) == arguments_of(before)
     path = Path("/etc/settings.yaml")
     assert serve_config(after, path) == serve_config(before, path)
-    pools = {pool.name: worker_arguments(before, pool.name).pool for pool in before.pools}
+    pools = {pool.name: worker_arguments(before, pool.name).own for pool in before.pools}
     assert needs_redeploy(front_arguments(before), pools, after) == []
 
 
@@ -118,7 +119,7 @@ def test_a_changed_argument_is_named(section: str, name: str, value: object, nam
     target = content["pools"][0] if section == "pools" else content.setdefault(section, {})
     target[name] = value
     running, wanted = load_config(given()), load_config(content)
-    pools = {"a": worker_arguments(running, "a").pool}
+    pools = {"a": worker_arguments(running, "a").own}
     found = needs_redeploy(front_arguments(running), pools, wanted)
     assert len(found) == 1
     assert found[0].startswith(named)
@@ -167,10 +168,10 @@ def test_a_pool_is_what_its_arguments_and_settings_say() -> None:
     content = given()
     content["pools"][0] |= {"max_batch": 3, "num_threads": 2}
     config = load_config(content)
-    arguments = worker_arguments(config, "a").pool
-    tuned = pool_config(arguments, PoolTuning(max_batch=5))
+    started = worker_arguments(config, "a").own
+    assert (started.max_batch, started.num_threads) == (8, 2)
+    tuned = with_settings(started, {"max_batch": 5, "of_a_later_release": 1})
     assert (tuned.max_batch, tuned.num_threads) == (5, 2)
-    assert pool_config(arguments, None).max_batch == PoolTuning().max_batch
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from dataclasses import replace
 import pytest
 
 from ray_cluster.cell.front import core_of
-from ray_cluster.config.arguments import controlnet_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
+from ray_cluster.config.slices import registered, worker_arguments
 from ray_cluster.control.cell_fleet import Asked, fleet_of, state_of
 from ray_cluster.dispatch.reports.observing import InForce, Instant, observe
 from ray_cluster.policies.planning.cell_planner import CellMemory, cell_planner
@@ -128,10 +128,10 @@ class Cell:
 
 def _registration(pool: str, name: str) -> Registration:
     if pool == "sd":
-        given = worker_arguments(CONFIG, "sd").pool.model_dump_json()
+        given = registered(worker_arguments(CONFIG, "sd").own)
         one = Registration(name, model_profile("m"), 4, 4, MODEL, pool="sd", load_s=20.0)
         return replace(one, arguments=given)
-    given = controlnet_arguments(CONFIG, "edges").controlnet.model_dump_json()
+    given = registered(worker_arguments(CONFIG, "edges").own)
     one = Registration(name, None, 8, 8, NET, kind="control", served_as="edges", pool="edges")
     return replace(one, arguments=given, load_s=10.0)
 

@@ -29,7 +29,7 @@ base_model.set_up_actor_logs = base_model.refuse_local_storage = nothing
 base_model.DispatcherHandle = base_model.ImageCoder = nothing
 base_model.serve = anything(get_replica_context=nothing)
 base_model.get_node_ip_address = nothing
-arguments = anything(logs=None, storage=None, patience_s=1, pool=anything(name="p"))
+arguments = anything(logs=None, storage=None, dispatch=anything(patience_s=1), name="p")
 print("torch" in sys.modules)
 asyncio.run(base_model.BaseModel.__init__(anything(), arguments))
 """

@@ -18,8 +18,8 @@ from ray import serve
 from ray.cluster_utils import Cluster
 from ray.serve.config import ProxyLocation
 
-from ray_cluster.config.arguments import front_arguments
 from ray_cluster.config.loading import load_config
+from ray_cluster.config.slices import front_arguments
 from ray_cluster.deployments.service import deploy
 from tests.deployments.conftest import NODE
 

@@ -59,5 +59,5 @@ def test_an_autoscaling_policy_acts_on_workers_alone() -> None:
         assert scaling.policy.policy_function == PLAN_SCALING
         assert (scaling.initial_replicas, scaling.min_replicas) == (num_replicas, 0)
         assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (0, 0)
-        assert applications[name].args.keys() <= {"worker", "scorer", "controlnet"}
-    assert applications["controller"].args["controller"]["scaling"] == "policy"
+        assert applications[name].args.keys() == {"worker"}
+    assert applications["controller"].args["controller"]["control"]["scaling"] == "policy"

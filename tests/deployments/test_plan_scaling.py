@@ -15,7 +15,7 @@ from ray.exceptions import RaySystemError
 from ray.serve.autoscaling_policy import _apply_autoscaling_config
 from ray.serve.config import AutoscalingConfig, AutoscalingContext, AutoscalingPolicy
 
-from ray_cluster.config.sections.controller import ControlArguments
+from ray_cluster.config.sections.controller import ControlConfig
 from ray_cluster.deployments.serve import plan_scaling
 from ray_cluster.deployments.serve.deploy_file import PLAN_SCALING, replica_options
 from ray_cluster.deployments.serve.plan_scaling import (
@@ -37,7 +37,7 @@ kind = cloudpickle.loads(open("policy", "rb").read())
 given = SimpleNamespace(app_name="sd", target_num_replicas=3)
 print(kind(lambda _: None, lambda act: act())(given))
 """
-BY_POLICY = ControlArguments(enabled=True, scaling="policy")
+BY_POLICY = ControlConfig(enabled=True, scaling="policy")
 
 
 @dataclass

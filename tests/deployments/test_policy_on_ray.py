@@ -10,8 +10,8 @@ import ray
 from ray import serve
 from ray.serve.config import ProxyLocation
 
-from ray_cluster.config.sections.controller import ControlArguments
-from ray_cluster.deployments.serve.deploy_file import WORKER, replica_options
+from ray_cluster.config.sections.controller import ControlConfig
+from ray_cluster.deployments.serve.deploy_file import replica_options
 from ray_cluster.deployments.serve.plan_scaling import write_planned
 from ray_cluster.deployments.serve.policy_scaler import PolicyScaler, serve_applications
 
@@ -40,9 +40,9 @@ def scaler() -> Iterator[PolicyScaler]:
 
 
 def deploy(num_replicas: int) -> None:
-    options = replica_options(ControlArguments(enabled=True, scaling="policy"), num_replicas)
+    options = replica_options(ControlConfig(enabled=True, scaling="policy"), num_replicas)
     actor = {"num_cpus": 0}
-    worker = serve.deployment(name=WORKER, ray_actor_options=actor, **options)(Idle)
+    worker = serve.deployment(name="BaseModel", ray_actor_options=actor, **options)(Idle)
     serve.run(worker.bind(), name="sd", route_prefix=None)
 
 
@@ -52,7 +52,7 @@ def wait_for(scaler: PolicyScaler, num_replicas: int) -> None:
     while (scaler.targets()["sd"], running) != (num_replicas, num_replicas):
         assert time.monotonic() < end_s, str(serve.status())
         time.sleep(0.1)
-        states = serve.status().applications["sd"].deployments[WORKER].replica_states
+        states = serve.status().applications["sd"].deployments["BaseModel"].replica_states
         running = states.get("RUNNING", 0)
 
 

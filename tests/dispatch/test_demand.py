@@ -8,7 +8,8 @@ import pytest
 
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
-from ray_cluster.config.settings import ControlNetSettings, settings_of
+from ray_cluster.config.sections.controlnets import ControlNetConfig
+from ray_cluster.config.settings import settings_of
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.reports.demand import DemandCounts
 from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, Failure, ImageRequest
@@ -28,7 +29,7 @@ def make_core(max_replicas: int | None = 2, **limits: Any) -> DispatchCore:
         config=DispatchConfig(), limits=LimitsConfig(**limits), epoch=1, configured=["m"]
     )
     core.apply(settings_of(config), 0.0)
-    core.controls.apply([ControlNetSettings(name="edges", bases=("m",), is_service=False)])
+    core.controls.apply([ControlNetConfig(name="edges", model="m", bases=("m",), mode="local")])
     core.register(registration("r"), 0.0)
     return core
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from ray_cluster.config.sections.cell_wide import LimitsConfig
-from ray_cluster.config.sections.loras import LoraSettings
+from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.config.validation_errors import likeness_to
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.loras.loras import Loras
@@ -42,7 +42,7 @@ def test_a_removed_one_is_restored_beside_the_next_of_its_name(is_old_first: boo
     core = DispatchCore(config=CONFIG, limits=LimitsConfig(), epoch=1, configured=("m",))
     core.register(registration(), 0.0)
     # as many as there may be by now, and more
-    core.loras.apply(LoraSettings(max_loras=0))
+    core.loras.apply(LorasConfig(max_loras=0))
     rows = [(lora("pastel", lora_id="id-new"), False), (lora("pastel"), True)]
     for one, is_removed in reversed(rows) if is_old_first else rows:
         core.loras.restore(one, FACTS, is_removed=is_removed)
@@ -76,7 +76,7 @@ def test_of_two_of_one_name_the_later_one_is_restored() -> None:
 
 def test_what_is_reserved_counts_and_is_not_seen() -> None:
     loras = Loras(lambda _base: "")
-    loras.apply(LoraSettings(max_loras=1))
+    loras.apply(LorasConfig(max_loras=1))
     first, second = lora("pastel"), lora("outline")
     assert loras.reserve(first) is None
     assert not loras.page("", 10)
@@ -92,7 +92,7 @@ def test_what_is_reserved_counts_and_is_not_seen() -> None:
 
 def test_no_client_registers_more_than_its_share_nor_pins_it() -> None:
     loras = Loras(lambda _base: "")
-    loras.apply(LoraSettings(max_loras=20, max_pinned=8, client_share=0.25))
+    loras.apply(LorasConfig(max_loras=20, max_pinned=8, client_share=0.25))
     alice = [lora(f"a{n}", owner="alice", is_pinned=n < 3) for n in range(7)]
     said = [loras.add(one).refused for one in alice]
     assert said == [None, None, "too_many_own_pinned", None, None, None, "too_many_own"]

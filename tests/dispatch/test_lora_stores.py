@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ray_cluster.config.sections.cell_wide import LimitsConfig
-from ray_cluster.config.sections.loras import LoraSettings
+from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.loras import stores as lora_stores
 from ray_cluster.dispatch.loras.loras import Loras
@@ -363,7 +363,7 @@ def test_only_stores_that_lack_a_lora_are_woken() -> None:
 
 def test_ten_thousand_orders_come_in_pieces() -> None:
     loras = Loras(lambda _base: "model")
-    loras.apply(LoraSettings(max_pinned=10_000))
+    loras.apply(LorasConfig(max_pinned=10_000))
     for number in range(10_000):
         loras.add(lora(f"style-{number}", is_pinned=True))
     loras.join("s", "n")

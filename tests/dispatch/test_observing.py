@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.config.arguments import scorer_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
+from ray_cluster.config.slices import registered, worker_arguments
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.reports.observing import InForce, Instant, observe
 from ray_cluster.protocol.controller import Observation, TypicalRequest
@@ -56,11 +56,11 @@ def known(config: ClusterConfig) -> dict[str, Registration]:
             registration(name[0], name),
             pool=f"{name}-pool",
             load_s=7.0,
-            arguments=worker_arguments(config, f"{name}-pool").pool.model_dump_json(),
+            arguments=registered(worker_arguments(config, f"{name}-pool").own),
         )
         for name in ("light", "heavy")
     }
-    given = scorer_arguments(config, "judge").discriminator.model_dump_json()
+    given = registered(worker_arguments(config, "judge").own)
     return models | {"judge": replace(scorer(), pool="judge", arguments=given)}
 
 

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig, Document
 from ray_cluster.config.settings import settings_of
 from ray_cluster.config.settings_file import SettingsFile
+from ray_cluster.config.slices import parsed
 from ray_cluster.dispatch.settings_in_force import SettingsBook, SettingsWatch
 from ray_cluster.errors import ConfigError
 from tests.fakes import FakeClock, some_settings
@@ -107,7 +108,7 @@ async def test_a_gateway_waits_for_another_version_than_it_has() -> None:
     later = await waiting
     assert later is not None
     assert later.version == second.version
-    assert later.limits["max_queued_images"] == 7
+    assert parsed(Document, later.document).limits.max_queued_images == 7
 
 
 async def test_a_gateway_that_is_gone_is_forgotten() -> None:

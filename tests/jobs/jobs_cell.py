@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.cell.front import Front, Identity, Stores
-from ray_cluster.config.arguments import front_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cell_wide import LimitsConfig, StorageConfig
-from ray_cluster.config.settings import ControlNetSettings
+from ray_cluster.config.sections.controlnets import ControlNetConfig
+from ray_cluster.config.slices import front_arguments
 from ray_cluster.errors import Stage
 from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.protocol.calling.interface import methods_of
@@ -117,7 +117,7 @@ class JobsCell:
     def add_controlnets(self, *names: str, base: str = "shapes") -> None:
         """Let there be ControlNets of a model, which its replicas run themselves."""
         self.core.controls.apply(
-            [ControlNetSettings(name=name, bases=(base,), is_service=False) for name in names]
+            [ControlNetConfig(name=name, model="m", bases=(base,), mode="local") for name in names]
         )
 
     async def __aenter__(self) -> JobsCell:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ray_cluster.codec.values import Codec
-from ray_cluster.config.arguments import worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import Settings
+from ray_cluster.config.slices import registered, worker_arguments
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.jobs import controller as control
 from ray_cluster.observability.metrics_snapshot import Snapshot
@@ -32,7 +32,7 @@ def settings(**pool: Any) -> Settings:
 
 def worker() -> Registration:
     """A replica of the settings' pool."""
-    arguments = worker_arguments(CONFIG, "shapes").pool.model_dump_json()
+    arguments = registered(worker_arguments(CONFIG, "shapes").own)
     return replace(registration(model="shapes"), pool="shapes", load_s=9.0, arguments=arguments)
 
 

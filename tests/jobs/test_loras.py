@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.config.sections.loras import LoraEntry, LoraSettings
+from ray_cluster.config.sections.loras import LoraEntry, LorasConfig
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs import loras
 from ray_cluster.jobs.store.sql_engine import JobStoreError
@@ -93,7 +93,7 @@ async def test_the_settings_register_some_and_take_none_away(tmp_path: Path) -> 
         LoraEntry(name="pastel", base="m", source="builtin:pastel", is_pinned=True),
         LoraEntry(name="odd", base="nobody", source="builtin:odd"),
     )
-    settings = SETTINGS.model_copy(update={"loras": LoraSettings(registered=entries)})
+    settings = SETTINGS.model_copy(update={"loras": LorasConfig(registered=entries)})
     async with JobsCell(tmp_path) as cell:
         cell.jobs_service.apply(SETTINGS)
         cell.jobs_service.apply(settings)
@@ -119,7 +119,7 @@ async def test_one_of_the_settings_is_registered_once_the_store_takes_it(
 
     monkeypatch.setattr(SqlJobStore, "add_lora", fails_at_first)
     entry = LoraEntry(name="pastel", base="m", source="builtin:pastel")
-    settings = SETTINGS.model_copy(update={"loras": LoraSettings(registered=(entry,))})
+    settings = SETTINGS.model_copy(update={"loras": LorasConfig(registered=(entry,))})
     async with JobsCell(tmp_path) as cell:
         cell.jobs_service.apply(settings)
         await until(lambda: cell.core.loras.id_of("pastel") is not None)
@@ -270,7 +270,7 @@ async def test_a_dispatcher_that_dies_between_leaves_no_lora_half_removed(
 async def test_what_is_being_written_counts_for_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = SETTINGS.model_copy(update={"loras": LoraSettings(max_loras=2, client_share=0.5)})
+    settings = SETTINGS.model_copy(update={"loras": LorasConfig(max_loras=2, client_share=0.5)})
     async with JobsCell(tmp_path) as cell:
         cell.jobs_service.apply(settings)
         with gated(monkeypatch, "add_lora") as gate:

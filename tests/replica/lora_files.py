@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.imaging.processes.worker_process import CoderProcess, Message
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.protocol.loras import Lora, LoraOrder
@@ -30,7 +30,7 @@ def order(lora_id: str, source: str | Path = "builtin:pastel", **changes: Any) -
     return LoraOrder(lora, base_model, **of_order)
 
 
-def arguments(root: Path, **changes: Any) -> LoraArguments:
+def arguments(root: Path, **changes: Any) -> LorasConfig:
     """Return where tests keep factors, and the folder ``files`` as a source beside built-ins."""
     (root / "files").mkdir(exist_ok=True)
     values: dict[str, Any] = {
@@ -38,7 +38,7 @@ def arguments(root: Path, **changes: Any) -> LoraArguments:
         "sources": ("builtin:", str(root / "files")),
         "fetch_timeout_s": 60.0,
     }
-    return LoraArguments(**{**values, **changes})
+    return LorasConfig(**{**values, **changes})
 
 
 class Converter:
@@ -66,7 +66,7 @@ class Converter:
 
 @asynccontextmanager
 async def opened(
-    given: LoraArguments, converter: Converter | None = None
+    given: LorasConfig, converter: Converter | None = None
 ) -> AsyncIterator[LoraFolder]:
     """Open a folder; without a converter it starts its own when it needs one."""
     folder = LoraFolder(given)
@@ -81,7 +81,7 @@ async def opened(
         await asyncio.to_thread(folder.close)
 
 
-def parts(given: LoraArguments) -> list[str]:
+def parts(given: LorasConfig) -> list[str]:
     """Return the names of what is half done."""
     return sorted(one.name for one in (Path(given.folder) / "parts").iterdir())
 

@@ -20,9 +20,9 @@ from diffusers import ControlNetModel, StableDiffusionControlNetPipeline
 from PIL import Image
 
 from ray_cluster.cell.front import core_of
-from ray_cluster.config.arguments import controlnet_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import settings_of
+from ray_cluster.config.slices import worker_arguments
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.models.builtin import weights_folder
@@ -85,7 +85,7 @@ class Cell:
 
     async def add_control(self, net: str, name: str = "") -> ControlNetAgent:
         agent = build_controlnet(
-            controlnet_arguments(self.config, net),
+            worker_arguments(self.config, net),
             None,
             replica_id=name or net,
             node="127.0.0.1",

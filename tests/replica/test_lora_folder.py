@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.engine.adapters.factors import open_factors
 from ray_cluster.engine.adapters.lora_files import read_lora
 from ray_cluster.models.builtin import weights_folder
@@ -251,9 +251,9 @@ async def test_the_lock_of_a_dead_process_is_free_and_what_it_left_is_removed(
     code = f"""
 import asyncio
 from tests.replica.lora_files import order
-from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.replica.lora_store.folder import LoraFolder
-folder = LoraFolder(LoraArguments.model_validate_json({given.model_dump_json()!r}))
+folder = LoraFolder(LorasConfig.model_validate_json({given.model_dump_json()!r}))
 folder.prepare()
 asyncio.run(folder.ensure(order("a", {str(pipe)!r})))
 """
@@ -311,7 +311,7 @@ async def test_the_longest_unused_go_and_never_what_is_to_stay(
 _NUMBERED = list(enumerate("abcd"))
 
 
-def _set_used(given: LoraArguments, lora_ids: Sequence[str]) -> None:
+def _set_used(given: LorasConfig, lora_ids: Sequence[str]) -> None:
     now_s = time.time()
     for number, lora_id in enumerate(lora_ids):
         at_s = now_s - 1000 + number

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.replica.lora_store.folder import LoraFolder, LoraUnavailable
 from tests.replica.lora_files import Converter, arguments, opened, order, parts
 
 
-def _names(given: LoraArguments) -> set[str]:
+def _names(given: LorasConfig) -> set[str]:
     return {one.name for one in Path(given.folder).iterdir()} - {"parts"}
 
 

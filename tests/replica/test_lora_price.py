@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.config.arguments import WorkerArguments
-from ray_cluster.config.sections.cell_wide import StorageArguments
-from ray_cluster.config.sections.pools import PoolArguments
+from ray_cluster.config.sections.cell_wide import StorageConfig
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.slices import WorkerArguments
 from ray_cluster.engine.adapters import grouping
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.leases import Registration
@@ -49,7 +49,7 @@ async def test_the_share_that_was_measured_is_in_the_registration_and_in_polls(
     folder = save_sd(tmp_path / "sd")
     ticks = itertools.count()
     link = Noting(new_service())
-    storage = StorageArguments(
+    storage = StorageConfig(
         states=str(tmp_path / "states"),
         results=str(tmp_path / "results"),
         inputs=str(tmp_path / "inputs"),
@@ -57,7 +57,9 @@ async def test_the_share_that_was_measured_is_in_the_registration_and_in_polls(
     agent = await asyncio.to_thread(
         build_agent,
         WorkerArguments(
-            pool=PoolArguments(name="m", model=str(folder), max_px=128),
+            kind="denoise",
+            name="m",
+            pools=(PoolConfig(name="m", model=str(folder), max_px=128),),
             storage=storage,
             loras=arguments(tmp_path),
         ),

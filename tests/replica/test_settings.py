@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 
-from ray_cluster.config.arguments import WorkerArguments
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections.pools import PoolArguments
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.settings import Settings, settings_of
+from ray_cluster.config.slices import WorkerArguments
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.processes.image_coder import ImageCoder
-from ray_cluster.protocol.settings import Capacity, ModelDefaults, WorkerSettings
+from ray_cluster.protocol.settings import Capacity, WorkerSettings
 from ray_cluster.replica.denoise import builder
 from tests.engine.staged import StagedModel
 from tests.replica.setup import CONFIG, REQUESTS, check_image, offer, outcomes, serving, until
@@ -50,12 +51,14 @@ async def test_a_replica_at_work_follows_the_caps_within_its_memory(
 
 
 def test_a_model_is_loaded_by_arguments_and_settings_together() -> None:
-    pool = PoolArguments(name="p", model="x", num_threads=3)
-    given = WorkerSettings("v", 2, 5, 1.0, ModelDefaults(size="64x96", sampler="ddim"))
-    started = builder.started_pool(WorkerArguments(pool=pool), given)
+    pool = PoolConfig(name="p", model="x", num_threads=3)
+    arguments = WorkerArguments(kind="denoise", name="p", pools=(pool,))
+    live = {"max_batch": 2, "max_in_flight": 5, "defaults": {"size": "64x96", "sampler": "ddim"}}
+    given = WorkerSettings("v", 2, 5, 1.0, json.dumps(live))
+    started = builder.started_pool(arguments, given)
     assert (started.num_threads, started.max_batch, started.max_in_flight) == (3, 2, 5)
     assert (started.defaults.size, started.defaults.sampler) == ("64x96", "ddim")
-    assert builder.started_pool(WorkerArguments(pool=pool), None).max_batch == 8
+    assert builder.started_pool(arguments, None).max_batch == 8
 
 
 async def test_the_first_settings_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,9 +26,9 @@ from benchmarks.policies.costs.samples import DecisionCost, Samples
 from benchmarks.policies.costs.settings import CostSettings
 from benchmarks.settings import Report
 from ray_cluster.codec.values import TextCodec
-from ray_cluster.config.arguments import scorer_arguments, worker_arguments
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.settings import settings_of
+from ray_cluster.config.slices import registered, worker_arguments
 from ray_cluster.control.cell_fleet import Curves
 from ray_cluster.control.live import LiveCluster, LivePlanner
 from ray_cluster.control.loop import ControlLoop
@@ -155,12 +155,12 @@ async def _cell(folder: Path) -> AsyncIterator[ControlService]:
     async with services(folder) as (_core, dispatch, jobs):
         dispatch.apply(jobs.control.planned(settings_of(config)))
         for pool in config.pools:
-            arguments = worker_arguments(config, pool.name).pool.model_dump_json()
+            arguments = registered(worker_arguments(config, pool.name).own)
             for number in range(_NUM_REPLICAS):
                 worker = _worker(pool.name, number, arguments)
                 await dispatch.register(worker)
                 jobs.control.note_worker(worker)
-        judge = scorer_arguments(config, _JUDGE).discriminator.model_dump_json()
+        judge = registered(worker_arguments(config, _JUDGE).own)
         worker = replace(_worker(_JUDGE, 0, judge), kind="score", profile=None)
         await dispatch.register(worker)
         jobs.control.note_worker(worker)

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ray_cluster.api.errors import ApiError
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.config.sections.http import HttpSettings
+from ray_cluster.config.sections.http import HttpConfig
 from ray_cluster.observability.logs import REQUEST_ID, bound
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class BrowserMiddleware:
     def __init__(self, app: ASGIApp, settings: CurrentSettings) -> None:
         self._app = app
         self._settings = settings
-        self._built_for = HttpSettings()
+        self._built_for = HttpConfig()
         self._with_headers: ASGIApp = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

@@ -23,7 +23,8 @@ from ray_cluster.api.advice import (
 )
 from ray_cluster.api.input.schemas import ImageGenerationRequest
 from ray_cluster.api.input.strict_json import is_text
-from ray_cluster.config.validation_errors import must_be, nearest, section_in
+from ray_cluster.config.section import section_in
+from ray_cluster.config.validation_errors import must_be, nearest
 from ray_cluster.errors import InvalidRequest
 
 FieldsT = TypeVar("FieldsT", bound=BaseModel)

@@ -13,10 +13,10 @@ from ray_cluster.api.input.sent_images import SentCall, SentImages, image_text
 from ray_cluster.api.input.validation import describe
 from ray_cluster.api.resolve.wanted import SentControlNet
 from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.config.validation_errors import nearest
 from ray_cluster.imaging.controlnet_maps import MapOrder
 from ray_cluster.imaging.detectors import DETECTOR_NAMES
-from ray_cluster.protocol.settings import ControlNetEntry
 from ray_cluster.requests import BlobRef, ControlNetUse, ImageRequest
 
 _PART_MARK = "@"
@@ -100,7 +100,7 @@ class ControlNets:
             raise wrong(param, f"is {describe(name)}, which is no detector", more=hint)
         detectors.check(name, param)
 
-    def _check(self, choice: ControlNetChoice, param: str) -> ControlNetEntry:
+    def _check(self, choice: ControlNetChoice, param: str) -> ControlNetConfig:
         known = {one.name: one for one in self._settings.controlnets}
         if (found := known.get(choice.name)) is None:
             hint = _listed(choice.name, known, "all", tuple(known) or ("there is none here",))

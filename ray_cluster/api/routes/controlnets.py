@@ -51,10 +51,10 @@ class ControlNetsEndpoint:
                 id=one.name,
                 name=one.name,
                 bases=list(one.bases),
-                mode="service" if one.is_service else "local",
+                mode=one.mode,
                 description=one.description,
             )
-            for one in self._settings.get().controlnets
+            for one in self._settings.document().controlnets
         ]
         return ControlNetList(data=cards, detectors=list(self._images.detectors.available()))
 

@@ -56,7 +56,7 @@ class FilesEndpoint:
         """Return an image. It never changes: keep it as long as you like."""
         if _FILE_ID.fullmatch(file_id) is None:
             raise _not_found(file_id)
-        max_age_s = int(self._settings.get().retention_s)
+        max_age_s = int(self._settings.document().storage.retention_s)
         headers = {
             "Cache-Control": f"private, max-age={max_age_s}, immutable",
             "ETag": f'"{file_id}"',

@@ -56,7 +56,8 @@ class JobCreator:
             ApiError: refused, or its key names a job with another body.
         """
         given_s = call.fields.slo_s
-        slo_s = self._settings.get().default_slo_s if given_s is None else given_s
+        default_s = self._settings.document().dispatch.default_slo_s
+        slo_s = default_s if given_s is None else given_s
         job_id = f"job-{secrets.token_hex(16)}"
         creation = await self._client.create_job(
             Job(

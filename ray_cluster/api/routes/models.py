@@ -18,11 +18,11 @@ from ray_cluster.api.output.resource_schemas import (
     ModelList,
     StepsByFidelity,
 )
+from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.protocol.dispatcher import LoraCalls
 from ray_cluster.protocol.loras import MAX_LORAS_AT_ONCE, Lora, LoraStatus
-from ray_cluster.protocol.settings import CascadeModel
 from ray_cluster.requests import ModelProfile
 
 
@@ -130,7 +130,7 @@ def _card(profile: ModelProfile, controlnets: list[str]) -> ModelCard:
     )
 
 
-def _cascade_card(cascade: CascadeModel, heavy: ModelCard) -> ModelCard:
+def _cascade_card(cascade: CascadeConfig, heavy: ModelCard) -> ModelCard:
     """Return the card of a cascade: what it takes is what its heavy model takes."""
     return heavy.model_copy(
         update={

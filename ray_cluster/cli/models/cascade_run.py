@@ -25,7 +25,7 @@ from ray_cluster.cli.output import stderr, stdout
 from ray_cluster.cli.progress import step_progress
 from ray_cluster.cli.service.model_plans import profile_of
 from ray_cluster.config.loading import ClusterConfig, load_config
-from ray_cluster.config.sections.cascades import CascadeConfig
+from ray_cluster.config.sections.cascades import CascadeConfig, DiscriminatorConfig
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.device.timing import SizePx, make_timed
 from ray_cluster.engine.models.loading import LoadedModel, load_model
@@ -92,7 +92,7 @@ def run_cascade_calibration(options: CascadeOptions) -> None:
     """
     config = load_config(options.config)
     cascade = _cascade(config, options.cascade)
-    judge = config.discriminator(cascade.discriminator)
+    judge = config.worker(DiscriminatorConfig, cascade.discriminator)
     pools: dict[Stage, PoolConfig] = {
         "light": _pool(config, cascade.light),
         "heavy": _pool(config, cascade.heavy),

@@ -13,14 +13,15 @@ import yaml
 from ray_cluster.cell.live_settings import SettingsReport
 from ray_cluster.cli.service.model_plans import profile_of
 from ray_cluster.cli.service.ray_messages import short_reason
-from ray_cluster.config.arguments import needs_redeploy, outranked, replicas_key
+from ray_cluster.config.kinds import KINDS
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cascades import DiscriminatorConfig
-from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.config.sections.keys import KEY_PREFIX, ApiKey
-from ray_cluster.config.sections.pools import PoolArguments, PoolConfig
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.deployments.serve.deploy_file import DEPLOYMENT_OF, FRONT, GATEWAY
+from ray_cluster.config.slices import needs_redeploy, outranked, replicas_key
+from ray_cluster.deployments.serve.deploy_file import FRONT, GATEWAY
 from ray_cluster.dispatch.planned import document_version
 from ray_cluster.engine.controlnets.checks import check_controlnet
 from ray_cluster.engine.files.folders import is_hub_id, local_folder
@@ -37,7 +38,6 @@ _DIGEST_CHARS = 8
 _NOT_SCHEDULED = "to be scheduled"
 _SCALE = "change it through Serve's scale API or restart the service"
 
-Worker = PoolConfig | DiscriminatorConfig | ControlNetConfig
 # called with the name and the state of what is waited for, and `is_done`
 Show = Callable[..., None]
 # called with a sentence for the user
@@ -70,9 +70,7 @@ class Cell(Protocol):
 
 def settings_text(report: SettingsReport) -> str:
     """Return the settings as YAML, with a head that names each process and its version."""
-    content = report.settings.model_dump(mode="json")
-    content.pop("given_version")
-    del content["api_keys"]
+    content = report.settings.content()
     keys = [_key_words(key) for key in report.settings.api_keys]
     content["http"] = {"api_keys": keys, **content["http"]}
     return "\n".join([*_head(report), "", yaml.safe_dump(content, sort_keys=False).rstrip()])
@@ -121,13 +119,12 @@ def changes_of(
     """Compare a configuration with what runs."""
     wanted = {pool.name: pool.model_name for pool in config.pools}
     running = {pool.name: pool.model_name for pool in report.settings.pools}
-    workers = report.workers.items()
-    running |= {name: one.model_name for name, one in workers if isinstance(one, PoolArguments)}
+    started = [one for one in report.workers.values() if isinstance(one, PoolConfig)]
+    running |= {one.name: one.model_name for one in started}
     # of the others no call names the model
     wanted |= {one.name: "" for one in config.workers if one.name not in wanted}
-    running |= {one.name: "" for one in report.settings.discriminators}
-    running |= {one.name: "" for one in report.settings.controlnets if one.is_service}
-    running |= {name: "" for name, _ in workers if name not in running}
+    others = (*(one.name for one in report.settings.workers), *report.workers)
+    running |= {name: "" for name in others if name not in running}
     removed = [name for name in running if name in applications and name not in wanted]
     return Changes(
         refused=tuple(needs_redeploy(report.front, report.workers, config)),
@@ -154,7 +151,7 @@ def not_changed(cell: Cell, report: SettingsReport, config: ClusterConfig) -> It
         yield f"not changed: http.num_gateways {numbers}; restart the service"
     # a controller chooses the others
     for worker in () if config.control.enabled else config.workers:
-        count = cell.num_replicas(worker.name, DEPLOYMENT_OF[type(worker)])
+        count = cell.num_replicas(worker.name, KINDS[config.kind_of(worker.name)].deployment)
         if count not in (None, worker.replicas):
             why = option if replicas_key(worker.name) in report.front.overridden else _SCALE
             numbers = f"({count} run, the file has {worker.replicas})"
@@ -312,7 +309,7 @@ def _reasons(failed: Mapping[str, str]) -> str:
     return ", ".join(f"{name}: {reason}" for name, reason in failed.items())
 
 
-def _need(cell: Cell, worker: Worker) -> str:
+def _need(cell: Cell, worker: WorkerConfig) -> str:
     """Say what a replica lacks, or else what Serve says of it."""
     return (
         _lacking(cell, worker)
@@ -325,7 +322,7 @@ def _message(cell: Cell, name: str) -> str:
     return " ".join(cell.message_of(name).split())
 
 
-def _lacking(cell: Cell, worker: Worker) -> str:
+def _lacking(cell: Cell, worker: WorkerConfig) -> str:
     """Say what a replica lacks; empty if it may be starting."""
     message = _message(cell, worker.name)
     resources = cell.resources()

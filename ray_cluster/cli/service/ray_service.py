@@ -18,8 +18,8 @@ from ray.serve.exceptions import RayServeException
 from ray_cluster.cli.output import command
 from ray_cluster.cli.service.ray_messages import own_error, short_reason
 from ray_cluster.cli.service.served_file import ServedFile
-from ray_cluster.config.arguments import front_arguments
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.slices import front_arguments
 from ray_cluster.deployments.dispatcher_handle import ask_dispatcher
 from ray_cluster.deployments.serve.deploy_file import FRONT
 from ray_cluster.deployments.service import (

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.config.arguments import FrontArguments, front_arguments, replicas_key
 from ray_cluster.config.loading import ClusterConfig, default_config_path, load_config
+from ray_cluster.config.slices import FrontArguments, front_arguments, replicas_key
 from ray_cluster.errors import ConfigError
 
 _COPY = Path(".ray-cluster") / "local.yaml"

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ray_cluster.config.sections.cell_wide import Section
-from ray_cluster.config.sections.pools import RESERVED_NAMES
+from ray_cluster.config.section import LIVE, Section
+from ray_cluster.config.sections.workers import WorkerConfig
 
 
-class DiscriminatorArguments(Section):
-    """What the replicas of a discriminator are started with."""
+class DiscriminatorConfig(WorkerConfig):
+    """Replicas that say how sure one can be that an image is right for its prompt."""
 
-    name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9._-]*$",
-        description="name of the Serve application, by which cascades name it",
-    )
     model: str = Field(
         min_length=1,
         description="a built-in discriminator, or a folder or hub id of a CLIP-type model or an "
@@ -27,32 +23,23 @@ class DiscriminatorArguments(Section):
         None,
         description="folder that `models calibrate-cascade` has written; null for the model's own",
     )
-    device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="where it runs; `cuda` needs `num_gpus`"
+    max_batch: int = Field(
+        16, ge=1, le=256, description="images scored together at most", json_schema_extra=LIVE
     )
-    num_cpus: float = Field(1.0, ge=0, description="CPUs that Ray reserves for a replica")
-    num_gpus: float = Field(
-        0.0, ge=0, le=1, description="part of a GPU that Ray reserves for a replica"
-    )
-    num_threads: int = Field(1, ge=1, description="torch's threads in a replica")
-
-    @model_validator(mode="after")
-    def _check_device(self) -> DiscriminatorArguments:
-        if self.device == "cuda" and self.num_gpus == 0:
-            raise ValueError("device 'cuda' needs num_gpus > 0, such as 0.1")
-        return self
-
-
-class DiscriminatorTuning(Section):
-    """The settings of a discriminator."""
-
-    max_batch: int = Field(16, ge=1, le=256, description="images scored together at most")
     max_in_flight: int = Field(
-        64, ge=1, le=4096, description="images that a replica holds at most; at least `max_batch`"
+        64,
+        ge=1,
+        le=4096,
+        description="images that a replica holds at most; at least `max_batch`",
+        json_schema_extra=LIVE,
     )
 
+    @property
+    def most_in_flight(self) -> int:
+        return self.max_in_flight
+
     @model_validator(mode="after")
-    def _check_batch(self) -> DiscriminatorTuning:
+    def _check_batch(self) -> Self:
         if self.max_in_flight < self.max_batch:
             raise ValueError(
                 f"max_in_flight {self.max_in_flight} is below max_batch {self.max_batch}: a batch "
@@ -61,14 +48,10 @@ class DiscriminatorTuning(Section):
         return self
 
 
-class DiscriminatorConfig(DiscriminatorTuning, DiscriminatorArguments):
-    """Replicas that say how sure one can be that an image is right for its prompt."""
-
-    replicas: int = Field(1, ge=1, description="replicas at the start")
-
-
 class CascadeConfig(Section):
     """A model at the API that is two: a light one, and a heavy one for what that does badly."""
+
+    APPLIED = "live"
 
     name: str = Field(
         pattern=r"^[a-z0-9][a-z0-9._-]*$",
@@ -120,34 +103,28 @@ class CascadeConfig(Section):
 def check_cascades(
     cascades: Sequence[CascadeConfig],
     discriminators: Sequence[DiscriminatorConfig],
-    *,
-    pools: Sequence[str],
     models: Sequence[str],
 ) -> None:
-    """Raise ValueError unless the names in cascades are there, and no two things have one name.
+    """Raise ValueError unless the names in cascades are there, and no model has one of theirs.
 
     Args:
-        pools: names of pools, which are applications as discriminators are.
         models: that pools serve.
     """
-    applications = [*pools, *(one.name for one in discriminators), *RESERVED_NAMES]
-    _check_differ("pools and discriminators", applications)
-    _check_differ("models and cascades", [*dict.fromkeys(models), *(one.name for one in cascades)])
+    names = [*dict.fromkeys(models), *(one.name for one in cascades)]
+    twice = sorted({name for name in names if names.count(name) > 1})
+    if twice:
+        raise ValueError(
+            f"the names of models and cascades must differ; given more than once: {twice}"
+        )
     known = {
         "light": set(models),
         "heavy": set(models),
         "discriminator": {one.name for one in discriminators},
     }
     for cascade in cascades:
-        for key, names in known.items():
-            if getattr(cascade, key) not in names:
+        for key, there in known.items():
+            if getattr(cascade, key) not in there:
                 raise ValueError(
                     f"cascade {cascade.name}: {key} is {getattr(cascade, key)!r}; there are "
-                    f"{', '.join(sorted(names)) or 'none'}"
+                    f"{', '.join(sorted(there)) or 'none'}"
                 )
-
-
-def _check_differ(what: str, names: Sequence[str]) -> None:
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ValueError(f"the names of {what} must differ; given more than once: {twice}")

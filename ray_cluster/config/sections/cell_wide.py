@@ -5,45 +5,15 @@ from __future__ import annotations
 import re
 from itertools import combinations
 from pathlib import Path
-from types import UnionType
-from typing import Any, Literal, Self, get_args
+from typing import Literal, Self
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    ValidationInfo,
-    field_validator,
-    model_validator,
-)
-from pydantic_core import PydanticKnownError
+from pydantic import Field, field_validator, model_validator
 
+from ray_cluster.config.section import FRONT, LIVE, REDEPLOY, Section
 from ray_cluster.errors import ConfigError
 
 # the keys of `storage` that name a folder or an object store's URL
 BLOB_FOLDERS = ("results", "states", "inputs")
-
-
-class Section(BaseModel):
-    """A frozen mapping without unknown keys; what is in quotes is no number."""
-
-    # what was given may be a secret, and tracebacks show whole errors
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, hide_input_in_errors=True
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _check_kind(cls, given: object, info: ValidationInfo) -> object:
-        annotation: Any = cls.model_fields[info.field_name or ""].annotation
-        kinds = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-        if float in kinds and isinstance(given, str | bool):
-            raise PydanticKnownError("float_type")
-        if int in kinds and isinstance(given, str | bool):
-            raise PydanticKnownError("int_type")
-        if bool in kinds and isinstance(given, str):
-            raise PydanticKnownError("bool_type")
-        return given
 
 
 class RayConfig(Section):
@@ -72,6 +42,8 @@ class RayConfig(Section):
 
 class LimitsConfig(Section):
     """Limits of one call, of one client and of the queue."""
+
+    APPLIED = "live"
 
     max_queued_images: int = Field(
         500,
@@ -148,9 +120,24 @@ class LimitsConfig(Section):
         return self
 
 
-class DispatchSettings(Section):
-    """Times, deadlines and preemption in the dispatcher."""
+class DispatchConfig(Section):
+    """The dispatcher: times, deadlines, preemption, and its port."""
 
+    APPLIED = "live"
+
+    patience_s: float = Field(
+        3.0,
+        gt=0,
+        description="longest wait for the dispatcher to answer",
+        json_schema_extra=REDEPLOY,
+    )
+    port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="port of the dispatcher; 0 for any free one",
+        json_schema_extra=FRONT,
+    )
     default_slo_s: float = Field(60.0, gt=0, description="deadline of calls without `slo_s`")
     poll_s: float = Field(1.0, gt=0, description="longest time that a replica's poll is held open")
     progress_s: float = Field(
@@ -182,7 +169,7 @@ class DispatchSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _check_times(self) -> DispatchSettings:
+    def _check_times(self) -> Self:
         if self.poll_s >= self.replica_timeout_s:
             raise ValueError(
                 f"poll_s {self.poll_s:g} is not below replica_timeout_s "
@@ -191,32 +178,9 @@ class DispatchSettings(Section):
         return self
 
 
-class DispatchArguments(Section):
-    """Port of the dispatcher, and how long others wait for it."""
-
-    patience_s: float = Field(3.0, gt=0, description="longest wait for the dispatcher to answer")
-    port: int = Field(0, ge=0, le=65535, description="port of the dispatcher; 0 for any free one")
-
-
-class DispatchConfig(DispatchSettings, DispatchArguments):
-    """The dispatcher: times, deadlines, preemption, and its port."""
-
-
-class StorageSettings(Section):
-    """How long and up to which size jobs and their images are kept."""
-
-    retention_s: float = Field(
-        7 * 86400.0, gt=0, description="age at which jobs and their images are deleted"
-    )
-    max_results_mib: int | None = Field(
-        10240,
-        ge=1,
-        description="size of results above which the oldest are deleted; null for no limit",
-    )
-
-
-class StorageArguments(Section):
-    """Where jobs and images are stored. Relative folders start where ``serve`` is called.
+class StorageConfig(Section):
+    """Where jobs and images are stored, and for how long. Relative folders start where ``serve`` is
+    called.
 
     The URLs may hold passwords, so they are in no repr and no error.
     """
@@ -225,6 +189,7 @@ class StorageArguments(Section):
         "sqlite:///.ray-cluster/jobs.db",
         repr=False,
         description="sqlite:///file, or postgresql://user:password@host/database",
+        json_schema_extra=FRONT,
     )
     results: str = Field(
         ".ray-cluster/results",
@@ -252,6 +217,18 @@ class StorageArguments(Section):
         False,
         description="whether these folders are on a disk that all nodes share and that outlives "
         "each of them; otherwise folders are refused in a cluster of several nodes",
+    )
+    retention_s: float = Field(
+        7 * 86400.0,
+        gt=0,
+        description="age at which jobs and their images are deleted",
+        json_schema_extra=LIVE,
+    )
+    max_results_mib: int | None = Field(
+        10240,
+        ge=1,
+        description="size of results above which the oldest are deleted; null for no limit",
+        json_schema_extra=LIVE,
     )
 
     @field_validator("jobs")
@@ -281,16 +258,19 @@ class StorageArguments(Section):
         }
         return self.model_copy(update={"jobs": jobs} | folders)
 
-    def check_nodes(self, num_nodes: int) -> None:
+    def check_nodes(self, num_nodes: int, *, has_jobs: bool = True) -> None:
         """Refuse files of one node as the storage of a cell on several.
 
         A dispatcher that restarts on another node would find no jobs, and nobody the images that
         were made there.
 
+        Args:
+            has_jobs: whether the caller opens the job store, too.
+
         Raises:
             ConfigError: names the keys, and what to set.
         """
-        places = {key: getattr(self, key) for key in ("jobs", *BLOB_FOLDERS)}
+        places = {key: getattr(self, key) for key in (*["jobs"] * has_jobs, *BLOB_FOLDERS)}
         local = [f"storage.{key} ({value})" for key, value in places.items() if _is_local(value)]
         if num_nodes <= 1 or self.is_shared or not local:
             return
@@ -306,11 +286,6 @@ class StorageArguments(Section):
 def _is_local(place: str) -> bool:
     scheme, mark, _ = place.partition("://")
     return not mark or scheme in {"sqlite", "file", "local"}
-
-
-class StorageConfig(StorageSettings, StorageArguments):
-    """Where jobs and images are stored, and for how long. Relative folders start where ``serve`` is
-    called."""
 
 
 class LogsConfig(Section):

@@ -6,34 +6,28 @@ from typing import Literal
 
 from pydantic import Field
 
-from ray_cluster.config.sections.cell_wide import Section
+from ray_cluster.config.section import REDEPLOY, Section
 
 Scaling = Literal["endpoint", "policy"]
 
 
-class ControlArguments(Section):
-    """Whether the cell has a controller, which is an application of its own."""
+class ControlConfig(Section):
+    """The controller, which starts and stops replicas as demand comes and goes."""
+
+    APPLIED = "live"
 
     enabled: bool = Field(
         False,
         description="whether a controller plans replicas, batches and thresholds",
+        json_schema_extra=REDEPLOY,
     )
     scaling: Scaling = Field(
         "endpoint",
         description="how planned replicas reach Ray Serve: `endpoint` calls the scale endpoint of "
         "Ray's dashboard; `policy` needs no dashboard: workers get an autoscaling policy that "
         "reads the plan from Ray's key-value store",
+        json_schema_extra=REDEPLOY,
     )
-
-    @property
-    def scales_by_policy(self) -> bool:
-        """Whether an autoscaling policy sets the replicas of workers."""
-        return self.enabled and self.scaling == "policy"
-
-
-class ControlSettings(Section):
-    """How the controller plans."""
-
     period_s: float = Field(5.0, ge=0.5, le=60, description="time from plan to plan")
     dwell_s: float = Field(
         60.0,
@@ -52,6 +46,7 @@ class ControlSettings(Section):
     )
     dry_run: bool = Field(False, description="whether plans are made and shown, and not applied")
 
-
-class ControlConfig(ControlSettings, ControlArguments):
-    """The controller, which starts and stops replicas as demand comes and goes."""
+    @property
+    def scales_by_policy(self) -> bool:
+        """Whether an autoscaling policy sets the replicas of workers."""
+        return self.enabled and self.scaling == "policy"

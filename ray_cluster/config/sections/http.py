@@ -8,7 +8,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from pydantic import Field, field_validator
 
-from ray_cluster.config.sections.cell_wide import Section
+from ray_cluster.config.section import COUNT, LIVE, Section
 from ray_cluster.config.sections.keys import KeyConfig, check_distinct
 
 _PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5])))"
@@ -18,41 +18,44 @@ _PUBLIC_URL = re.compile(rf"https?://{_HOST}(/[\w.~%+-]+)*/?", re.ASCII)
 _ORIGIN = re.compile(rf"(?!http://.*:80$|https://.*:443$)[a-z][a-z0-9+.-]*://{_HOST}", re.ASCII)
 
 
-class HttpArguments(Section):
-    """Where the service listens."""
+class HttpConfig(Section):
+    """Where the service listens, who may call it, and what stands in front of it."""
 
     host: str = Field(
         "127.0.0.1", description="address to listen on; 0.0.0.0 for all of this machine"
     )
     port: int = Field(8000, ge=1, le=65535, description="port of the API")
     keep_alive_s: int = Field(90, ge=1, description="time after which an idle connection is closed")
-
-    @property
-    def is_loopback(self) -> bool:
-        """Whether only this machine reaches the port."""
-        return self.host in {"127.0.0.1", "localhost", "::1"}
-
-
-class HttpSettings(Section):
-    """What stands between clients and the gateways: reverse proxies, browsers."""
-
     public_url: str | None = Field(
         None,
         description="URL under which clients reach the API, without `/v1`, such as "
         "https://example.com/images; links in replies start with it. null: they start with the "
         "address that was called",
         repr=False,  # errors do not show what was given: it may hold a password
+        json_schema_extra=LIVE,
     )
     trusted_proxies: tuple[str, ...] = Field(
         (),
         description="addresses and networks (10.0.0.0/8) of reverse proxies whose `Forwarded` or "
         "`X-Forwarded-{For,Proto,Host,Port,Prefix}` say what was called, and by whom; from others "
         "these headers are ignored",
+        json_schema_extra=LIVE,
     )
     cors_origins: tuple[str, ...] = Field(
         (),
         description="origins of web pages that may call the API from a browser, such as "
         "https://app.example.com; `*` for all",
+        json_schema_extra=LIVE,
+    )
+    num_gateways: int = Field(
+        1, ge=1, le=64, description="gateway processes, which answer calls", json_schema_extra=COUNT
+    )
+    api_keys: tuple[KeyConfig, ...] = Field((), repr=False, json_schema_extra=LIVE)
+    open: bool = Field(
+        False,
+        description="whether a change may remove the last API key, after which anybody may call; a "
+        "service that never had one is open without it, and while there are keys it opens nothing",
+        json_schema_extra=LIVE,
     )
 
     @field_validator("public_url")
@@ -96,18 +99,6 @@ class HttpSettings(Section):
         """The networks of trusted proxies; an address is a network of one."""
         return tuple(ip_network(one, strict=False) for one in self.trusted_proxies)
 
-
-class HttpConfig(HttpSettings, HttpArguments):
-    """Where the service listens, who may call it, and what stands in front of it."""
-
-    num_gateways: int = Field(1, ge=1, le=64, description="gateway processes, which answer calls")
-    api_keys: tuple[KeyConfig, ...] = Field((), repr=False)
-    open: bool = Field(
-        False,
-        description="whether a change may remove the last API key, after which anybody may call; a "
-        "service that never had one is open without it, and while there are keys it opens nothing",
-    )
-
     @field_validator("api_keys")
     @classmethod
     def _check_keys(cls, keys: tuple[KeyConfig, ...]) -> tuple[KeyConfig, ...]:
@@ -118,3 +109,8 @@ class HttpConfig(HttpSettings, HttpArguments):
     def is_open(self) -> bool:
         """Whether anybody who reaches the port may use the service."""
         return not self.api_keys
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the port."""
+        return self.host in {"127.0.0.1", "localhost", "::1"}

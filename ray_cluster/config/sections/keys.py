@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from ray_cluster.config.sections.cell_wide import Section
+from ray_cluster.config.section import Section
 
 Role = Literal["use", "loras", "operate"]
 """What a key allows: calls for images; to register and remove LoRAs; to steer the service."""

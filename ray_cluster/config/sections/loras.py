@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_cluster.config.sections.cell_wide import Section
+from ray_cluster.config.section import COUNT, LIVE, Section
 
 LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -41,8 +41,8 @@ class LoraEntry(Section):
         return sha256
 
 
-class LoraArguments(Section):
-    """Where files of LoRAs may come from, and how much of them a node keeps."""
+class LorasConfig(Section):
+    """LoRAs: where their files may come from, how much of them is kept, and which there are."""
 
     folder: str = Field(
         ".ray-cluster/loras",
@@ -82,6 +82,36 @@ class LoraArguments(Section):
         description="rate of http, https and hub sources below which, over half a minute, one is "
         "given up",
     )
+    registered: tuple[LoraEntry, ...] = Field(
+        (),
+        description="LoRAs that are registered at the start; others come by `POST /v1/loras`",
+        json_schema_extra=LIVE,
+    )
+    max_loras: int = Field(
+        10_000, ge=0, description="LoRAs that may be registered", json_schema_extra=LIVE
+    )
+    max_pinned: int = Field(
+        100,
+        ge=0,
+        description="those of them that may be pinned; every node fetches each",
+        json_schema_extra=LIVE,
+    )
+    client_share: float = Field(
+        0.25,
+        gt=0,
+        le=1,
+        description="share of `max_loras` and of `max_pinned` that one client may register: an API "
+        "key's, or an address where there are no keys; those of `registered` count for none",
+        json_schema_extra=LIVE,
+    )
+    num_stores: int = Field(
+        1,
+        ge=0,
+        le=1000,
+        description="processes that fetch them, at most one a node: as many as there are nodes "
+        "with replicas; without any, replicas fetch for themselves",
+        json_schema_extra=COUNT,
+    )
 
     @field_validator("private_hosts")
     @classmethod
@@ -99,34 +129,15 @@ class LoraArguments(Section):
         """Whether replicas may merge LoRAs."""
         return self.merge == "auto"
 
+    def share_of(self, most: int) -> int:
+        """Return how many of so many one client may register: at least one, if any."""
+        return min(most, max(1, int(self.client_share * most)))
+
     def resolved(self, folder: Path) -> Self:
         """Return it with absolute paths."""
         places = [one if _is_url(one) else str(folder / one) for one in self.sources]
         own = str(folder / Path(self.folder).expanduser())
         return self.model_copy(update={"folder": own, "sources": tuple(places)})
-
-
-class LoraSettings(Section):
-    """The LoRAs that there are from the start, and how many there may be."""
-
-    registered: tuple[LoraEntry, ...] = Field(
-        (), description="LoRAs that are registered at the start; others come by `POST /v1/loras`"
-    )
-    max_loras: int = Field(10_000, ge=0, description="LoRAs that may be registered")
-    max_pinned: int = Field(
-        100, ge=0, description="those of them that may be pinned; every node fetches each"
-    )
-    client_share: float = Field(
-        0.25,
-        gt=0,
-        le=1,
-        description="share of `max_loras` and of `max_pinned` that one client may register: an API "
-        "key's, or an address where there are no keys; those of `registered` count for none",
-    )
-
-    def share_of(self, most: int) -> int:
-        """Return how many of so many one client may register: at least one, if any."""
-        return min(most, max(1, int(self.client_share * most)))
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:
@@ -135,18 +146,6 @@ class LoraSettings(Section):
         if twice:
             raise ValueError(f"the names of LoRAs must differ; given more than once: {twice}")
         return self
-
-
-class LorasConfig(LoraSettings, LoraArguments):
-    """LoRAs: where their files may come from, how much of them is kept, and which there are."""
-
-    num_stores: int = Field(
-        1,
-        ge=0,
-        le=1000,
-        description="processes that fetch them, at most one a node: as many as there are nodes "
-        "with replicas; without any, replicas fetch for themselves",
-    )
 
 
 def checked_lora_name(name: str) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from math import ceil
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_cluster.config.sections.cell_wide import Section
+from ray_cluster.config.section import CALLS, LIVE, Section
+from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.policies.costs.number_formats import Capability, NumberFormat, default_format
 from ray_cluster.policies.fidelity import (
     LEAST_SSIM,
@@ -19,9 +19,6 @@ from ray_cluster.policies.fidelity import (
 )
 from ray_cluster.policies.steps.reuse import ReuseSchedule
 from ray_cluster.requests import MAX_GUIDANCE_SCALE, SamplerName
-
-# applications of the service itself
-RESERVED_NAMES = ("front", "loras", "controller")
 
 
 class DefaultsConfig(Section):
@@ -164,67 +161,14 @@ class LoraStartConfig(Section):
         return LoraStart(self.balanced, self.fast)
 
 
-class PoolTuning(Section):
-    """The part of a pool that changes while it runs."""
+class PoolConfig(WorkerConfig):
+    """Replicas of one model on one kind of device: one Serve application."""
 
-    max_batch: int = Field(
-        8, ge=1, description="images in one denoising step at most; memory may allow fewer"
-    )
-    max_in_flight: int = Field(
-        16,
-        ge=1,
-        description="images that a replica holds at most, with those being encoded or decoded; at "
-        "least `max_batch`",
-    )
-    min_replicas: int = Field(
-        1,
-        ge=0,
-        description="fewest replicas that a plan may choose; 0 stops the last one while nobody "
-        "calls",
-    )
-    max_replicas: int | None = Field(
-        None, ge=1, description="most replicas that a plan may choose; null for no limit"
-    )
-    defaults: DefaultsConfig = DefaultsConfig()
-    fidelity: FidelityConfig | None = Field(
-        None,
-        description="step counts of balanced and fast; null takes the measured ones of a built-in "
-        "model, and refuses both for others",
-    )
-    lora_start: LoraStartConfig | None = Field(
-        None,
-        description="shares of the steps of balanced and fast that are taken without LoRAs; null "
-        "refuses both with LoRAs",
-    )
-
-    @model_validator(mode="after")
-    def _check_bounds(self) -> Self:
-        if self.max_batch > self.max_in_flight:
-            raise ValueError(
-                f"max_batch {self.max_batch} is above max_in_flight {self.max_in_flight}; "
-                "raise max_in_flight or lower max_batch"
-            )
-        if self.max_replicas is not None and self.min_replicas > self.max_replicas:
-            raise ValueError(
-                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
-            )
-        return self
-
-
-class PoolArguments(Section):
-    """The part of a pool that its replicas are started with."""
-
-    name: str = Field(
-        pattern=r"^[a-z0-9][a-z0-9._-]*$",
-        description="name of the Serve application, and of the model at the API unless `served_as` "
-        "is given; `front`, `loras` and `controller` are reserved",
-    )
     model: str = Field(description="a built-in model, a folder in diffusers' layout, or a hub id")
     served_as: str | None = Field(
-        None, description="name of the model at the API; pools with the same name share a queue"
-    )
-    device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="where the model runs; `cuda` needs `num_gpus`"
+        None,
+        description="name of the model at the API; pools with the same name share a queue",
+        json_schema_extra=CALLS,
     )
     dtype: NumberFormat | None = Field(
         None,
@@ -232,19 +176,6 @@ class PoolArguments(Section):
         "where it has none (compute capability below 8.0). A CPU without instructions for half "
         "precision computes it in float32 (`doctor` says so)",
     )
-    num_cpus: float = Field(
-        1.0,
-        ge=0,
-        description="CPUs that Ray reserves for a replica, which is not confined to them; what a "
-        "busy one takes, where a controller plans replicas on CPUs",
-    )
-    num_gpus: float = Field(
-        0.0,
-        ge=0,
-        description="GPUs that Ray reserves for a replica, at most 1; with fractions, replicas "
-        "share one, and each is held to its part of the memory",
-    )
-    num_threads: int = Field(1, ge=1, description="torch's threads in a replica")
     batches: Literal["mixed", "one-size"] = Field(
         "mixed",
         description="whether images of several sizes share a denoising step; `one-size` is for "
@@ -264,7 +195,9 @@ class PoolArguments(Section):
         description="longest side; null takes twice the model's own size (`sample_size`), or the "
         "positions that it has if these are fewer",
     )
-    max_num_inference_steps: int = Field(100, ge=1, description="denoising steps of a call at most")
+    max_num_inference_steps: int = Field(
+        100, ge=1, description="denoising steps of a call at most", json_schema_extra=CALLS
+    )
     memory_gib: float | None = Field(
         None,
         gt=0,
@@ -281,6 +214,43 @@ class PoolArguments(Section):
         description="whether weights may stay in the machine's memory where a GPU's is short: the "
         "text encoders' first, then all",
     )
+    max_in_flight: int = Field(
+        16,
+        ge=1,
+        description="images that a replica holds at most, with those being encoded or decoded; at "
+        "least `max_batch`",
+        json_schema_extra=LIVE,
+    )
+    min_replicas: int = Field(
+        1,
+        ge=0,
+        description="fewest replicas that a plan may choose; 0 stops the last one while nobody "
+        "calls",
+        json_schema_extra=LIVE,
+    )
+    max_replicas: int | None = Field(
+        None,
+        ge=1,
+        description="most replicas that a plan may choose; null for no limit",
+        json_schema_extra=LIVE,
+    )
+    defaults: DefaultsConfig = Field(DefaultsConfig(), json_schema_extra=LIVE)
+    fidelity: FidelityConfig | None = Field(
+        None,
+        description="step counts of balanced and fast; null takes the measured ones of a built-in "
+        "model, and refuses both for others",
+        json_schema_extra=LIVE,
+    )
+    lora_start: LoraStartConfig | None = Field(
+        None,
+        description="shares of the steps of balanced and fast that are taken without LoRAs; null "
+        "refuses both with LoRAs",
+        json_schema_extra=LIVE,
+    )
+
+    @property
+    def most_in_flight(self) -> int:
+        return self.max_in_flight
 
     @property
     def model_name(self) -> str:
@@ -301,30 +271,18 @@ class PoolArguments(Section):
         return self.dtype or default_format(self.device, capability)
 
     @model_validator(mode="after")
-    def _check_arguments(self) -> Self:
-        if self.name in RESERVED_NAMES:
-            raise ValueError(
-                f"pool name {self.name!r} is taken by an application of the service; choose another"
-            )
-        if self.device == "cuda" and self.num_gpus == 0:
-            raise ValueError("device 'cuda' needs num_gpus > 0 (1, or a fraction to share a GPU)")
-        if self.num_gpus > 1:
-            raise ValueError(
-                f"num_gpus is {self.num_gpus:g}, but a replica runs on one GPU: set num_gpus: 1, "
-                f"and replicas: {ceil(self.num_gpus)} to use as many GPUs"
-            )
+    def _check_bounds(self) -> Self:
         if self.min_px is not None and self.max_px is not None and self.min_px > self.max_px:
             raise ValueError(f"min_px {self.min_px} is above max_px {self.max_px}")
-        return self
-
-
-class PoolConfig(PoolTuning, PoolArguments):
-    """Replicas of one model on one kind of device: one Serve application."""
-
-    replicas: int = Field(1, ge=1, description="replicas at the start, each with the whole model")
-
-    @model_validator(mode="after")
-    def _check(self) -> PoolConfig:
+        if self.max_batch > self.max_in_flight:
+            raise ValueError(
+                f"max_batch {self.max_batch} is above max_in_flight {self.max_in_flight}; "
+                "raise max_in_flight or lower max_batch"
+            )
+        if self.max_replicas is not None and self.min_replicas > self.max_replicas:
+            raise ValueError(
+                f"min_replicas {self.min_replicas} is above max_replicas {self.max_replicas}"
+            )
         steps = self.defaults.num_inference_steps
         if steps is not None and steps > self.max_num_inference_steps:
             raise ValueError(

@@ -7,7 +7,7 @@ from typing import Self
 
 from pydantic import Field
 
-from ray_cluster.config.sections.cell_wide import Section
+from ray_cluster.config.section import Section
 
 
 class PreprocessorsConfig(Section):

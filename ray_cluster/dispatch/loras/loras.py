@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from ray_cluster.config.sections.loras import LoraSettings
+from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.dispatch.loras.registry import KnownLora, LoraRegistry, is_same
 from ray_cluster.dispatch.loras.stores import LoraStores
 from ray_cluster.protocol.calling.changes import Mark
@@ -56,7 +56,7 @@ class Loras:
 
     # the registry
 
-    def apply(self, limits: LoraSettings) -> None:
+    def apply(self, limits: LorasConfig) -> None:
         """Apply other limits; what is registered stays."""
         self._registry.limits = limits
 

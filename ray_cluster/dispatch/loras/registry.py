@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
-from ray_cluster.config.sections.loras import LoraSettings
+from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.dispatch.loras.names import NearNames
 from ray_cluster.protocol.loras import MAX_LORAS_AT_ONCE, Lora, LoraAdded, LoraFacts, LoraReport
 
@@ -66,7 +66,7 @@ class LoraRegistry:
     """
 
     def __init__(self) -> None:
-        self.limits = LoraSettings()
+        self.limits = LorasConfig()
         self.keeps_removed = False
         self._by_id: dict[str, KnownLora] = {}
         self._by_name: dict[str, KnownLora] = {}

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ray_cluster.config.sections.cell_wide import DispatchSettings, LimitsConfig
+from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.attached import Attached
 from ray_cluster.dispatch.cascades.advance import Cascades
 from ray_cluster.dispatch.queue.admission_view import AdmissionView
@@ -42,7 +42,7 @@ class Admission:
         self._is_closing = False
         self.removed: frozenset[str] = frozenset()
 
-    def apply(self, config: DispatchSettings, limits: LimitsConfig) -> None:
+    def apply(self, config: DispatchConfig, limits: LimitsConfig) -> None:
         """Apply other settings."""
         self._default_slo_s = config.default_slo_s
         self._most_attached = limits.max_attached_images_per_client

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Literal
 
-from ray_cluster.config.sections.cell_wide import DispatchSettings
+from ray_cluster.config.sections.cell_wide import DispatchConfig
 from ray_cluster.dispatch.cascades.record import cascade_record
 from ray_cluster.dispatch.loras.loras import Loras
 from ray_cluster.dispatch.queue.due import Due
@@ -53,7 +53,7 @@ class Ledger:
 
     def __init__(
         self,
-        config: DispatchSettings,
+        config: DispatchConfig,
         loras: Loras,
         controls: ControlNets,
         demand: Demand,
@@ -77,7 +77,7 @@ class Ledger:
         # at the end of a stage of a cascade that is not the last: neither waiting nor leased
         self._between: list[RequestRecord] = []
 
-    def apply_settings(self, config: DispatchSettings) -> None:
+    def apply_settings(self, config: DispatchConfig) -> None:
         """Apply other settings; requests that have aged stay so."""
         self._max_attempts = config.max_attempts
         self._starvation_s = config.starvation_s

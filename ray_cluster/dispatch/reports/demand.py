@@ -15,8 +15,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ray_cluster.config.sections.pools import DefaultsConfig
-from ray_cluster.config.settings import PoolSettings, Settings
+from ray_cluster.config.sections.pools import DefaultsConfig, PoolConfig
+from ray_cluster.config.settings import Settings
 from ray_cluster.dispatch.records import Counted, RequestRecord
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.admission.fluid import PoolView
@@ -106,7 +106,7 @@ class Capacities:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._pools: Sequence[PoolSettings] = ()
+        self._pools: Sequence[PoolConfig] = ()
 
     def apply(self, settings: Settings) -> None:
         """Apply other settings: bounds on replicas, and what calls leave out."""
@@ -224,7 +224,7 @@ def _images(request: ImageRequest, view: RequestView, capacity: Capacity | None)
     return 1.0 if capacity is None or request.light is not None else capacity.images(view)
 
 
-def typical_request(tuning: PoolSettings | None, profile: ModelProfile) -> TypicalRequest:
+def typical_request(tuning: PoolConfig | None, profile: ModelProfile) -> TypicalRequest:
     """Return a request that names nothing but a prompt.
 
     Args:

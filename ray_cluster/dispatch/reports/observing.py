@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from ray_cluster.config.section import part
 from ray_cluster.config.sections.cascades import CascadeConfig
-from ray_cluster.config.settings import PoolSettings, Settings
+from ray_cluster.config.sections.controlnets import ControlNetConfig
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.settings import Settings
+from ray_cluster.config.slices import started_section
 from ray_cluster.dispatch.cascades.record import CascadeView
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.records import ReplicaRecord
@@ -85,7 +88,7 @@ def observe(
 
 def _limits(in_force: InForce) -> ObservedLimits:
     control = in_force.settings.control
-    return ObservedLimits(**control.model_dump(), is_paused=in_force.is_paused)
+    return ObservedLimits(**part(control, "live"), is_paused=in_force.is_paused)
 
 
 def _services(snapshot: ClusterSnapshot, settings: Settings) -> tuple[ServiceCount, ...]:
@@ -111,13 +114,9 @@ def _queues(core: DispatchCore, snapshot: ClusterSnapshot, now_s: float) -> Iter
 def _pools(
     core: DispatchCore, settings: Settings, known: Mapping[str, Registration], now_s: float
 ) -> Iterator[ObservedPool]:
-    """Yield the pools, discriminators and ControlNets of the settings that have had a worker."""
-    names = (
-        *(one.name for one in settings.pools),
-        *(one.name for one in settings.discriminators),
-        *(one.name for one in settings.controlnets if one.is_service),
-    )
-    for name in names:
+    """Yield the workers of the settings that have been there."""
+    for worker in settings.workers:
+        name = worker.name
         last = known.get(name)
         if last is not None and last.arguments:
             live = [one for one in core.replicas if one.registration.pool == name]
@@ -127,20 +126,19 @@ def _pools(
 def _pool(
     settings: Settings, last: Registration, live: Iterable[ReplicaRecord], now_s: float
 ) -> ObservedPool:
-    arguments, tuning = json.loads(last.arguments), settings.pool(last.pool)
-    scorer, control = settings.discriminator(last.pool), settings.controlnet(last.pool)
-    bounds = tuning or scorer or control
+    started, found = started_section(last.kind, last.arguments), settings.find(last.pool)
+    tuning = found if isinstance(found, PoolConfig) else None
     return ObservedPool(
         pool=last.pool,
         kind=last.kind,
         serves=last.model,
-        device=arguments["device"],
-        num_cpus=arguments["num_cpus"],
-        num_gpus=arguments["num_gpus"],
+        device=started.device,
+        num_cpus=started.num_cpus,
+        num_gpus=started.num_gpus,
         load_s=last.load_s,
         step_cost=last.step_cost,
         typical=_typical(tuning, last),
-        max_batch=last.max_batch if bounds is None else bounds.max_batch,
+        max_batch=last.max_batch if found is None else found.max_batch,
         min_replicas=1 if tuning is None else tuning.min_replicas,
         max_replicas=None if tuning is None else tuning.max_replicas,
         replicas=tuple(_replica(one, now_s) for one in live),
@@ -150,12 +148,13 @@ def _pool(
 
 def _callers(settings: Settings, last: Registration) -> tuple[str, ...]:
     """Return the models whose replicas call a discriminator or a ControlNet."""
-    if (control := settings.controlnet(last.pool)) is not None:
-        return control.bases
+    found = settings.find(last.pool)
+    if isinstance(found, ControlNetConfig):
+        return found.bases
     return tuple(one.light for one in settings.cascades if one.discriminator == last.pool)
 
 
-def _typical(tuning: PoolSettings | None, last: Registration) -> TypicalRequest | None:
+def _typical(tuning: PoolConfig | None, last: Registration) -> TypicalRequest | None:
     if tuning is None or last.profile is None:
         return None
     return typical_request(tuning, last.profile)

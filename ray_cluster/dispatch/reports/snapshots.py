@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from ray_cluster.config.kinds import WorkerKind
 from ray_cluster.dispatch.cascades.record import CascadeView
 from ray_cluster.dispatch.queue.admission_view import AdmissionView
 from ray_cluster.dispatch.queue.ledger import Ledger
@@ -12,7 +13,6 @@ from ray_cluster.dispatch.reports.demand import DemandCounts
 from ray_cluster.dispatch.reports.statistics import OutcomeCounters
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.types import ReplicaView
-from ray_cluster.protocol.leases import WorkerKind
 
 _HOLDERS: tuple[WorkerKind, ...] = ("denoise", "score")
 

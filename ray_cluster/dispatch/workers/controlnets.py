@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ray_cluster.config.settings import ControlNetSettings
+from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.protocol.leases import Registration, lane_of
@@ -30,10 +30,10 @@ class ControlNets:
 
     def __init__(self, replicas: Replicas) -> None:
         self._replicas = replicas
-        self._by_name: dict[str, ControlNetSettings] = {}
+        self._by_name: dict[str, ControlNetConfig] = {}
         self._load_s: dict[str, float] = {}
 
-    def apply(self, controlnets: Sequence[ControlNetSettings]) -> None:
+    def apply(self, controlnets: Sequence[ControlNetConfig]) -> None:
         """Know these from now on."""
         self._by_name = {one.name: one for one in controlnets}
 

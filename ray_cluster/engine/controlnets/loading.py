@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ray_cluster.config.sections.controlnets import ControlNetArguments
+from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.engine.controlnets.bank import ControlNetBank
 from ray_cluster.engine.controlnets.checks import (
     CONTROLNET_CLASS,
@@ -36,7 +36,7 @@ def load_controlnet(
 
 
 def load_bank(
-    given: ControlNetArguments, device: torch.device, dtype: torch.dtype | None = None
+    given: ControlNetConfig, device: torch.device, dtype: torch.dtype | None = None
 ) -> ControlNetBank:
     """Load a ControlNet of a configuration, with room for what it keeps of requests.
 

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 from dataclasses import replace
 
-from ray_cluster.config.sections.cell_wide import DispatchSettings
+from ray_cluster.config.sections.cell_wide import DispatchConfig
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
@@ -53,7 +53,7 @@ class ControlNetAgent:
             replace(registration, endpoint=endpoint),
             make_poll=self._poll,
             on_reply=self._on_reply,
-            poll_s=DispatchSettings().poll_s if settings is None else settings.poll_s,
+            poll_s=DispatchConfig().poll_s if settings is None else settings.poll_s,
         )
         self._tasks: list[asyncio.Task[None]] = []
 

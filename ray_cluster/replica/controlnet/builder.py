@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ray_cluster.config.arguments import ControlNetWorkerArguments
-from ray_cluster.config.sections.controlnets import ControlNetTuning
+from ray_cluster.config.slices import WorkerArguments, registered
 from ray_cluster.engine.controlnets.bank import BankRow, ControlNetBank
 from ray_cluster.engine.controlnets.loading import load_bank
 from ray_cluster.engine.stages.warmup import device_name, prepare_threads
@@ -17,7 +16,7 @@ from ray_cluster.policies.costs.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
-from ray_cluster.protocol.settings import WorkerSettings
+from ray_cluster.protocol.settings import WorkerSettings, in_force
 from ray_cluster.replica.controlnet.agent import ControlNetAgent
 from ray_cluster.replica.controlnet.server import ControlNetServer
 
@@ -30,7 +29,7 @@ _KEY = "measured"
 
 
 def build_controlnet(
-    arguments: ControlNetWorkerArguments,
+    arguments: WorkerArguments,
     settings: WorkerSettings | None,
     *,
     replica_id: str,
@@ -44,8 +43,9 @@ def build_controlnet(
         ConfigError, ModelUnsupported: see :func:`ray_cluster.engine.controlnets.loading.load_bank`.
     """
     started_s = clock()
-    given = arguments.controlnet
-    max_batch = ControlNetTuning().max_batch if settings is None else settings.max_batch
+    (given,) = arguments.controlnets
+    given = in_force(given, settings)
+    max_batch = given.max_batch
     prepare_threads(given.num_threads)
     device = torch.device(given.device)
     bank = load_bank(given, device)
@@ -72,7 +72,7 @@ def build_controlnet(
             device_type=device_name(device),
             node=node,
             load_s=clock() - started_s,
-            arguments=given.model_dump_json(),
+            arguments=registered(given),
         ),
         server,
         link=link,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from ray_cluster.config.sections.cell_wide import DispatchSettings
+from ray_cluster.config.sections.cell_wide import DispatchConfig
 from ray_cluster.engine.stages.events import Died, RunnerEvent, Stepped
 from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.errors import DispatcherUnavailable
@@ -94,7 +94,7 @@ class ReplicaAgent:
             registration,
             make_poll=self._poll,
             on_reply=self._on_reply,
-            poll_s=DispatchSettings().poll_s if settings is None else settings.poll_s,
+            poll_s=DispatchConfig().poll_s if settings is None else settings.poll_s,
         )
         self._preemptions = Preemptions(
             self._runner, states, holds=self._leases.holds, on_stored=self._endings.give_back

@@ -6,14 +6,13 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import torch
 
-from ray_cluster.config.arguments import WorkerArguments
-from ray_cluster.config.sections.loras import LoraArguments
-from ray_cluster.config.sections.pools import DefaultsConfig, PoolConfig, PoolTuning
-from ray_cluster.config.settings import pool_config
+from ray_cluster.config.sections.loras import LorasConfig
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.slices import WorkerArguments, registered
 from ray_cluster.engine.batch.step_costs import StepCosts
 from ray_cluster.engine.controlnets.loading import load_bank
 from ray_cluster.engine.controlnets.local import LocalControlNets, SplitControlNets
@@ -31,7 +30,7 @@ from ray_cluster.models.prompt_tokens import digest_of
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import LoadedWords, Registration
-from ray_cluster.protocol.settings import WorkerSettings
+from ray_cluster.protocol.settings import WorkerSettings, in_force
 from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.denoise.agent import ReplicaAgent
@@ -68,14 +67,8 @@ def started_pool(arguments: WorkerArguments, settings: WorkerSettings | None) ->
 
     A table of fewer steps is the gateways' alone: here is only what the model itself comes with.
     """
-    if settings is None:
-        return pool_config(arguments.pool, None)
-    tuning = PoolTuning(
-        max_batch=settings.max_batch,
-        max_in_flight=settings.max_in_flight,
-        defaults=DefaultsConfig(**asdict(settings.defaults)),
-    )
-    return pool_config(arguments.pool, tuning)
+    (pool,) = arguments.pools
+    return in_force(pool, settings).model_copy(update={"fidelity": None})
 
 
 def build_agent(
@@ -124,7 +117,7 @@ def build_agent(
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
     return ReplicaAgent(
         replace(
-            _registration(arguments, pool, model, step_cost),
+            _registration(pool, model, step_cost),
             replica_id=replica_id,
             node=node,
             load_s=clock() - started_s,
@@ -140,9 +133,7 @@ def build_agent(
     )
 
 
-def _registration(
-    arguments: WorkerArguments, pool: PoolConfig, model: LoadedModel, step_cost: StepCost
-) -> Registration:
+def _registration(pool: PoolConfig, model: LoadedModel, step_cost: StepCost) -> Registration:
     """Return what a replica of the pool is, but for its own name, node, files and loading time."""
     tokenizers = model.encoder.tokenizers
     return Registration(
@@ -153,13 +144,13 @@ def _registration(
         step_cost=step_cost,
         pool=pool.name,
         device_type=device_name(model.executor.device),
-        arguments=arguments.pool.model_dump_json(),
+        arguments=registered(pool),
         prompt_tokenizers=tokenizers,
         words=LoadedWords(number_format_here(pool), model.sampling_words, model.memory.explanation),
     )
 
 
-def _shelf(model: LoadedModel, given: LoraArguments) -> LoraShelf:
+def _shelf(model: LoadedModel, given: LorasConfig) -> LoraShelf:
     return LoraShelf(model, LoraFolder(given), max_bytes=given.max_held_bytes)
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from ray_cluster.config.sections.cell_wide import DispatchSettings
+from ray_cluster.config.sections.cell_wide import DispatchConfig
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
@@ -90,7 +90,7 @@ class LoraStoreAgent:
             make_poll=self._poll,
             on_reply=self._on_reply,
             on_registered=self._begin,
-            poll_s=DispatchSettings().poll_s,
+            poll_s=DispatchConfig().poll_s,
         )
         self._has_news = asyncio.Event()
         self._must_make_room = False

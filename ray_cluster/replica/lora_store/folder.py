@@ -21,7 +21,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.config.sections.loras import LoraArguments
+from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.errors import InvalidRequest, RayClusterError, RequestFailed
 from ray_cluster.imaging.processes.worker_process import Message, ProcessDied
 from ray_cluster.models.sources.lora_sources import SUFFIX
@@ -63,7 +63,7 @@ class LoraFolder:
 
     def __init__(
         self,
-        arguments: LoraArguments,
+        arguments: LorasConfig,
         wall_clock: Callable[[], float] = time.time,
         *,
         workers: LoraProcesses | LoraThreads | None = None,

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from ray_cluster.config.sections.cell_wide import DispatchSettings
+from ray_cluster.config.sections.cell_wide import DispatchConfig
 from ray_cluster.engine.device.device_errors import raise_if_broken
 from ray_cluster.engine.scorers.scorer import Scorer
 from ray_cluster.errors import (
@@ -73,7 +73,7 @@ class ScorerAgent:
             registration,
             make_poll=self._poll,
             on_reply=self._on_reply,
-            poll_s=DispatchSettings().poll_s if settings is None else settings.poll_s,
+            poll_s=DispatchConfig().poll_s if settings is None else settings.poll_s,
         )
         # one thread: torch's settings and handles are per thread
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="score")

@@ -8,8 +8,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ray_cluster.config.arguments import ScorerArguments
-from ray_cluster.config.sections.cascades import DiscriminatorTuning
+from ray_cluster.config.slices import WorkerArguments, registered
 from ray_cluster.engine.scorers.loading import load_scorer
 from ray_cluster.engine.scorers.scorer import Scorer
 from ray_cluster.engine.stages.warmup import device_name, prepare_threads
@@ -18,7 +17,7 @@ from ray_cluster.policies.costs.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
-from ray_cluster.protocol.settings import WorkerSettings
+from ray_cluster.protocol.settings import WorkerSettings, in_force
 from ray_cluster.replica.score.agent import ScorerAgent
 from ray_cluster.requests import SMALL_SIDE_PX
 
@@ -28,7 +27,7 @@ _REPEATS = 5
 
 
 def build_scorer(
-    arguments: ScorerArguments,
+    arguments: WorkerArguments,
     settings: WorkerSettings | None,
     *,
     replica_id: str,
@@ -42,19 +41,19 @@ def build_scorer(
         ConfigError, ModelUnsupported: see :func:`ray_cluster.engine.scorers.loading.load_scorer`.
     """
     started_s = clock()
-    given = arguments.discriminator
-    tuning = DiscriminatorTuning() if settings is None else settings
+    (given,) = arguments.discriminators
+    given = in_force(given, settings)
     prepare_threads(given.num_threads)
     device = torch.device(given.device)
     scorer = load_scorer(given.model, device, calibration=given.calibration)
-    step_cost = measure_scoring(scorer, max_batch=tuning.max_batch, clock=clock)
+    step_cost = measure_scoring(scorer, max_batch=given.max_batch, clock=clock)
     logger.info("discriminator %s: scoring %s", given.name, step_cost)
     return ScorerAgent(
         Registration(
             replica_id=replica_id,
             profile=None,
-            max_in_flight=tuning.max_in_flight,
-            max_batch=tuning.max_batch,
+            max_in_flight=given.max_in_flight,
+            max_batch=given.max_batch,
             step_cost=step_cost,
             pool=given.name,
             kind="score",
@@ -62,7 +61,7 @@ def build_scorer(
             device_type=device_name(device),
             node=node,
             load_s=clock() - started_s,
-            arguments=given.model_dump_json(),
+            arguments=registered(given),
         ),
         scorer,
         link=link,

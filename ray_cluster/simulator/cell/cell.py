@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
-from ray_cluster.config.settings import ControlNetSettings
+from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.policies.fidelity import Terms
 from ray_cluster.policies.steps.mixed_batching import mixed_batches
@@ -314,11 +314,11 @@ def _request_of(request_id: str, arrival: Arrival, spec: CellSpec) -> ImageReque
     )
 
 
-def _controlnets_of(workload: Sequence[Arrival], spec: CellSpec) -> list[ControlNetSettings]:
+def _controlnets_of(workload: Sequence[Arrival], spec: CellSpec) -> list[ControlNetConfig]:
     """Return the ControlNets that requests name; they are there from the beginning."""
     names = dict.fromkeys(name for arrival in workload for name in arrival.controlnets)
     bases = tuple(pool.model for pool in spec.pools)
-    return [ControlNetSettings(name=name, bases=bases, is_service=False) for name in names]
+    return [ControlNetConfig(name=name, model=name, bases=bases, mode="local") for name in names]
 
 
 def profile_of(model: str) -> ModelProfile:
