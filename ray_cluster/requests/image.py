@@ -20,6 +20,7 @@ from ray_cluster.requests.parts import (
     LightStage,
     OutputSpec,
     SamplerName,
+    UpscaleUse,
 )
 
 _NO_ADD_ONS = AddOns()
@@ -50,6 +51,7 @@ class ImageRequest:
         terms: requested and least fidelity; None for an exact image with all steps.
         embeds_guidance: whether the guidance scale is an input of the model, without second rows.
         cascade: None for a request that names a single model.
+        upscale: None for an image as the model makes it.
         call_id: ``X-Request-ID`` of the HTTP call.
         job_id: the durable job that it belongs to; empty for an attached one.
         owner: whose inputs it may read; see :class:`ray_cluster.storage.inputs.InputStore`.
@@ -76,6 +78,7 @@ class ImageRequest:
     output: OutputSpec = _PNG
     embeds_guidance: bool = False
     cascade: CascadeUse | None = None
+    upscale: UpscaleUse | None = None
     call_id: str = field(default="", compare=False)
     job_id: str = field(default="", compare=False)
     owner: str = field(default="", compare=False)
@@ -103,9 +106,16 @@ class ImageRequest:
         return (self.width_px, self.height_px)
 
     @property
+    def canvas_px(self) -> tuple[int, int]:
+        """Width and height of the image, before it is enlarged."""
+        return self.size_px if self.edit is None else self.edit.canvas_px
+
+    @property
     def output_px(self) -> tuple[int, int]:
         """Width and height of the image that is returned."""
-        return self.size_px if self.edit is None else self.edit.canvas_px
+        factor = 1 if self.upscale is None else self.upscale.factor
+        width_px, height_px = self.canvas_px
+        return factor * width_px, factor * height_px
 
     @property
     def schedule_steps(self) -> int:
@@ -218,7 +228,7 @@ class ImageRequest:
         recipe = {
             "model": self.model,
             "prompt": self.prompt,
-            "size": "{}x{}".format(*self.output_px),
+            "size": "{}x{}".format(*self.canvas_px),
             "num_inference_steps": str(self.schedule_steps),
             "guidance_scale": repr(self.guidance_scale),
             "sampler": self.sampler,
@@ -230,6 +240,8 @@ class ImageRequest:
             recipe["reuse"] = str(self.reuse.schedule)
         if self.cascade is not None:
             recipe["cascade"] = self.cascade.name
+        if self.upscale is not None:
+            recipe["upscale"] = str(self.upscale.factor)
         if self.add_ons.loras:
             loras = [{"name": one.name, "scale": one.scale} for one in self.add_ons.loras]
             recipe["loras"] = json.dumps(loras)

@@ -176,6 +176,23 @@ class LightStage:
     schedule_steps: int | None = None
 
 
+# how many times an image may be enlarged
+UPSCALE_FACTORS = (1, 2, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class UpscaleUse:
+    """How a finished image is enlarged, and by whom.
+
+    Attributes:
+        name: of the upscaler.
+        factor: how many times as wide and as high it gets.
+    """
+
+    name: str
+    factor: int
+
+
 @dataclass(frozen=True, slots=True)
 class CascadeUse:
     """The cascade that a request was sent to.

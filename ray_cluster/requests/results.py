@@ -20,11 +20,12 @@ class Timing:
     encode_s: float = 0.0
     denoise_s: float = 0.0
     decode_s: float = 0.0
+    upscale_s: float = 0.0
 
     @property
     def total_s(self) -> float:
         """All stages together."""
-        return self.queue_s + self.encode_s + self.denoise_s + self.decode_s
+        return sum(self.as_dict().values())
 
     def as_dict(self) -> dict[str, float]:
         """Return the stages by name, in seconds."""

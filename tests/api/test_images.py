@@ -60,6 +60,7 @@ async def test_a_prompt_alone_takes_every_default(
         "encode_s": 0.25,
         "denoise_s": 0.75,
         "decode_s": 0.25,
+        "upscale_s": 0.0,
         "total_s": 1.5,
     }
     assert reply["deadline"] == {"slo_s": 60.0, "elapsed_s": 1.5, "met": True}

@@ -216,6 +216,12 @@ class ImageGenerationRequest(CallFields):
         "none if absent.",
         max_length=MAX_CONTROLNETS,
     )
+    upscale: int | None = optional(
+        "(extension) 2 or 4: the finished image is enlarged so many times, where the service has "
+        "an upscaler; 1 if absent.",
+        ge=1,
+        le=4,
+    )
     priority: int | None = optional(
         "(extension) Higher is served first; 0 if absent. Above 0 it needs an API key "
         "with the role `operate`, where the service has keys.",

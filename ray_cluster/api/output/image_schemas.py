@@ -62,6 +62,7 @@ class ImageTiming(BaseModel):
     encode_s: float
     denoise_s: float
     decode_s: float
+    upscale_s: float = 0.0
     total_s: float = Field(description="From arrival at the dispatcher to completion.")
 
 

@@ -15,12 +15,13 @@ from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.resolve.controlnets import ControlNets
 from ray_cluster.api.resolve.loras import LoraResolver
 from ray_cluster.api.resolve.prompts import PromptCheck
+from ray_cluster.api.resolve.upscaling import with_upscale
 from ray_cluster.api.resolve.wanted import WantedImages
 from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.policies.cascade import cascade_entry, entry_for_quality
 from ray_cluster.policies.types import CascadeEntry, EntryReason
-from ray_cluster.protocol.settings import CascadeModel
 from ray_cluster.requests import CascadeUse, ImageRequest, LightStage
 
 # of all images in one reply: four bytes of base64 each, and Ray's messages end at 256 MiB
@@ -78,6 +79,8 @@ class RequestResolver:
             requests = await self._of_cascade(wanted, cascade)
         else:
             requests = await self._of(fields.model, wanted)
+        upscalers = self._settings.document().upscalers
+        requests = with_upscale(requests, fields.upscale, upscalers)
         if is_inline:
             _check_inline(requests)
         requests = await self._controlnets.with_maps(request, requests, wanted.controlnets)
@@ -92,7 +95,7 @@ class RequestResolver:
         return requests
 
     async def _of_cascade(
-        self, wanted: WantedImages, cascade: CascadeModel
+        self, wanted: WantedImages, cascade: CascadeConfig
     ) -> tuple[ImageRequest, ...]:
         """Return one request per image; errors are of the heavy model, where either may make it."""
         alone = entry_for_quality(wanted.fields.quality)

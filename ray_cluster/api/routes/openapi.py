@@ -186,6 +186,7 @@ def _fields_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings
     _add_control_images(schema)
     if (most := settings.max_num_inference_steps) is not None:
         _bound(schema, "num_inference_steps", "maximum", most)
+    _bound(schema, "upscale", "enum", settings.upscale_factors)
     return schema
 
 
@@ -227,7 +228,7 @@ def _add_control_images(schema: dict[str, Any]) -> None:
             one["items"]["required"].append("image")
 
 
-def _bound(schema: dict[str, Any], name: str, keyword: str, bound: int) -> None:
+def _bound(schema: dict[str, Any], name: str, keyword: str, bound: int | list[int]) -> None:
     """Add a bound to a field, which may also be null."""
     field = schema["properties"][name]
     for one in field.get("anyOf", [field]):

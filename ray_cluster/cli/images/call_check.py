@@ -145,7 +145,7 @@ def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None)
         ConfigError: there is no pool of that name, or it serves another model.
     """
     if pool_name is not None:
-        pool = config.pool(pool_name)
+        pool = config.worker(PoolConfig, pool_name)
         if model not in {None, pool.model_name}:
             raise ConfigError(
                 f"pool {pool_name} serves {pool.model_name}, not {model}; leave out --pool or "

@@ -83,6 +83,7 @@ _Control = Annotated[
         "file; without --url a built-in one, or one of --config. Repeatable."
     ),
 ]
+_Upscale = Annotated[int | None, _image("2 or 4: enlarge the finished image so many times.")]
 _Slo = Annotated[float | None, _image("Deadline in seconds from now.")]
 _Priority = Annotated[int | None, _image("With --url: higher priorities are served first.")]
 _Edit = Annotated[
@@ -143,7 +144,7 @@ _PARAMS = (
     *("prompt", "model", "negative_prompt", "seed", "num_images", "size", "steps", "fidelity"),
     *("allow", "min_steps", "guidance", "sampler", "priority", "slo", "compression", "metadata"),
     *("previews", "strength", "feather", "crop", "paste_back", "lora", "lora_start_step"),
-    "control",
+    *("control", "upscale"),
 )
 _API_NAMES: Mapping[str, str] = {
     "compression": "output_compression",
@@ -181,6 +182,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
     lora: _Lora = None,
     lora_start_step: _LoraStartStep = None,
     control: _Control = None,
+    upscale: _Upscale = None,
     edit: _Edit = None,
     mask: _Mask = None,
     strength: _Strength = None,
@@ -204,9 +206,7 @@ def generate(  # noqa: PLR0913, PLR0917 - one argument per option is how typer d
 
       ray-cluster generate "a red circle on a white background" -o red.png
 
-      ray-cluster generate "a blue star" --seed 7 --n 4 --size 96x64 --steps 30 -o star.png
-
-      ray-cluster generate "a blue star" --fidelity fast -o quick.png
+      ray-cluster generate "a blue star" --seed 7 --n 4 --size 96x64 --fidelity fast -o star.png
 
       ray-cluster generate "a blue star" --lora pastel:0.8 --lora outline -o drawn.png
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
+from ray_cluster.api.input.schemas import ImageEditRequest
 from ray_cluster.cli.images.controlnet_options import (
     ControlNetInput,
     ControlNetOption,
@@ -31,22 +33,9 @@ from ray_cluster.requests import ImageFormat
 
 _TIMEOUT_S = 600.0
 _SHOWN_CHARS = 60
-# how the text of a recipe becomes a value of the API
+# of what the text of a recipe is neither the value itself nor its JSON
 _VALUE_BY_NAME: Mapping[str, Callable[[str], Any]] = {
-    "model": str,
-    "prompt": str,
-    "negative_prompt": str,
-    "size": str,
-    "num_inference_steps": int,
-    "guidance_scale": float,
-    "sampler": str,
-    "seed": int,
-    "strength": float,
-    "feather_px": int,
-    "paste_back": {"true": True, "false": False}.__getitem__,
-    "crop": str,
     "loras": loras_of_recipe,
-    "lora_start_step": int,
     "controlnets": controlnets_of_recipe,
 }
 # what says how the image came about, and nothing that is needed to make it again
@@ -174,6 +163,21 @@ def _with_inputs(
     return recipe | body, _Inputs(edit, followed)
 
 
+def _reader_of(name: str) -> Callable[[str], Any]:
+    """Return what makes a parameter of the API of its text in a recipe."""
+    annotation = ImageEditRequest.model_fields[name].annotation
+    kinds = {type(one) if isinstance(one, str) else one for one in _leaves(annotation)}
+    return str if str in kinds else json.loads
+
+
+def _leaves(annotation: Any) -> Iterator[Any]:
+    args = get_args(annotation)
+    if not args:
+        yield annotation
+    for one in args:
+        yield from _leaves(one)
+
+
 def _recipe(path: Path) -> tuple[dict[str, Any], RecipeInputs]:
     """Return the recipe in a png of this service: parameters of the API, and its images."""
     from ray_cluster.imaging.encoder import read_recipe
@@ -197,10 +201,10 @@ def _recipe(path: Path) -> tuple[dict[str, Any], RecipeInputs]:
             continue
         if name == "reuse":
             raise unusable("it was made with blocks kept from earlier steps, as --fidelity allows")
-        if name not in _VALUE_BY_NAME:
+        if name not in ImageEditRequest.model_fields:
             raise unusable(f"there is no parameter {name!r} in this version")
         try:
-            values[name] = _VALUE_BY_NAME[name](text)
+            values[name] = _VALUE_BY_NAME.get(name, _reader_of(name))(text)
         except (ValueError, KeyError, RecursionError):
             raise unusable(f"{name} is {text[:_SHOWN_CHARS]!r}") from None
     return values, inputs

@@ -31,6 +31,7 @@ from ray_cluster.cli.service.signals import StopSignals
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cell_wide import StorageConfig
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.sections.upscalers import UpscalerConfig
 from ray_cluster.protocol.loras import Lora
 
 _URL = "http://this-process"
@@ -109,8 +110,16 @@ def _config_of(
             ),
             "cascades": tuple(cascades),
             "controlnets": call.controlnets,
+            "upscalers": _upscalers(body, config),
         }
     )
+
+
+def _upscalers(body: Mapping[str, Any], config: ClusterConfig) -> tuple[UpscalerConfig, ...]:
+    if body.get("upscale", 1) == 1:
+        return ()
+    given = config.upscalers or (UpscalerConfig(name="upscaler"),)
+    return (given[0].model_copy(update={"replicas": 1}),)
 
 
 def _alone(pool: PoolConfig, config: ClusterConfig) -> PoolConfig:

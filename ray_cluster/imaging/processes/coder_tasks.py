@@ -24,6 +24,7 @@ from ray_cluster.imaging.edit_images import (
     mask_facts,
 )
 from ray_cluster.imaging.encoder import Pixels, encode_image
+from ray_cluster.imaging.enlarging import enlarged
 from ray_cluster.imaging.processes.allowance import Allowance, of_decoding
 from ray_cluster.imaging.processes.worker_process import Bytes, Message
 from ray_cluster.policies.edits import Box, SizePx
@@ -62,6 +63,12 @@ def encoding(
 def encoded_of(reply: Message) -> bytes:
     """Return the file that :func:`encoding` made."""
     return bytes(reply.parts[0])
+
+
+def enlarging(png: bytes, factor: int, spec: OutputSpec, recipe: Mapping[str, str]) -> Message:
+    """Return the job that enlarges a finished image, and encodes it; :func:`encoded_of` has it."""
+    header = {"task": "enlarge", "spec": asdict(spec), "recipe": dict(recipe), "factor": factor}
+    return Message(header, (png,))
 
 
 def image_check(data: bytes, param: str, max_pixels: int) -> Message:
@@ -113,6 +120,12 @@ def _encode(job: Message) -> Message:
     if rest:
         window = job.header["window"]
         pixels = finished(pixels, _edit_of_arrays(rest), None if window is None else Box(**window))
+    data = encode_image(pixels, OutputSpec(**job.header["spec"]), job.header["recipe"])
+    return Message({}, (data,))
+
+
+def _enlarge(job: Message) -> Message:
+    pixels = enlarged(bytes(job.parts[0]), job.header["factor"])
     data = encode_image(pixels, OutputSpec(**job.header["spec"]), job.header["recipe"])
     return Message({}, (data,))
 
@@ -171,6 +184,7 @@ def _added(size_px: SizePx) -> Allowance:
 
 _TASKS: Mapping[str, Callable[[Message], Message]] = {
     "encode": _encode,
+    "enlarge": _enlarge,
     "image": _check_image,
     "mask": _check_mask,
     "edit": _decode_edit,

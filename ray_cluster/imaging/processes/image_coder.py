@@ -90,6 +90,22 @@ class ImageCoder:
         if_deadly, result_of = _not_encoded(spec), coder_tasks.encoded_of
         return self._writers.submit(Job(client, 0, message, result_of, MAX_JOB_S, if_deadly))
 
+    def enlarge(
+        self,
+        png: bytes,
+        factor: int,
+        spec: OutputSpec,
+        recipe: Mapping[str, str],
+        client: str = "",
+    ) -> Future[bytes]:
+        """Have a finished image enlarged and encoded; see :func:`.enlarging.enlarged`.
+
+        The future raises :class:`RequestFailed` with stage ``coding`` if that fails.
+        """
+        message = partial(coder_tasks.enlarging, png, factor, spec, recipe)
+        if_deadly, result_of = _not_encoded(spec), coder_tasks.encoded_of
+        return self._writers.submit(Job(client, len(png), message, result_of, MAX_JOB_S, if_deadly))
+
     def image_facts(
         self, data: Source, param: str, max_pixels: int, client: str = ""
     ) -> Future[ImageFacts]:
