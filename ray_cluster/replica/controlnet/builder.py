@@ -13,17 +13,16 @@ from ray_cluster.config.sections.controlnets import ControlNetTuning
 from ray_cluster.engine.controlnets.bank import BankRow, ControlNetBank
 from ray_cluster.engine.controlnets.loading import load_bank
 from ray_cluster.engine.stages.warmup import device_name, prepare_threads
-from ray_cluster.policies.costs.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.controlnet.agent import ControlNetAgent
 from ray_cluster.replica.controlnet.server import ControlNetServer
+from ray_cluster.replica.measuring import measured_cost
 
 logger = logging.getLogger(__name__)
 
-_REPEATS = 5
 # side of the latents that it is measured with
 _LATENT_SIDE = 16
 _KEY = "measured"
@@ -83,10 +82,7 @@ def build_controlnet(
 def measure_controlnet(
     bank: ControlNetBank, *, max_batch: int, clock: Callable[[], float]
 ) -> StepCost:
-    """Return what a step of a ControlNet costs, without guidance.
-
-    The fastest of several is fitted: what else the machine does only makes them slower.
-    """
+    """Return what a step of a ControlNet costs, without guidance."""
     executor, side = bank.executor, _LATENT_SIDE
     size_px = side * executor.map_factor
     conditioning = executor.blank_conditioning()
@@ -95,22 +91,13 @@ def measure_controlnet(
         control_map = torch.from_numpy(np.zeros((size_px, size_px, 3), np.uint8))
         bank.open(f"{_KEY}{index}", conditioning, control_map)
     latents = torch.zeros(executor.num_channels, side, side)
-
-    def fastest_s(count: int) -> float:
-        rows = [BankRow(f"{_KEY}{index}", latents, 500.0) for index in range(count)]
-        found = []
-        for _ in range(1 + _REPEATS):
-            began_s = clock()
-            bank.compute(rows)
-            found.append(clock() - began_s)
-        return min(found[1:])
-
+    rows = [BankRow(f"{_KEY}{index}", latents, 500.0) for index in range(several)]
     try:
-        return fitted_cost(
+        return measured_cost(
             (size_px, size_px),
-            alone_s=fastest_s(1),
-            together_s=fastest_s(several),
-            num_together=several,
+            lambda count: bank.compute(rows[:count]),
+            max_batch=max_batch,
+            clock=clock,
         )
     finally:
         for index in range(several):

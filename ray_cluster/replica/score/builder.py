@@ -14,17 +14,15 @@ from ray_cluster.engine.scorers.loading import load_scorer
 from ray_cluster.engine.scorers.scorer import Scorer
 from ray_cluster.engine.stages.warmup import device_name, prepare_threads
 from ray_cluster.imaging.small_images import small_image
-from ray_cluster.policies.costs.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
+from ray_cluster.replica.measuring import measured_cost
 from ray_cluster.replica.score.agent import ScorerAgent
 from ray_cluster.requests import SMALL_SIDE_PX
 
 logger = logging.getLogger(__name__)
-
-_REPEATS = 5
 
 
 def build_scorer(
@@ -72,24 +70,11 @@ def build_scorer(
 
 
 def measure_scoring(scorer: Scorer, *, max_batch: int, clock: Callable[[], float]) -> StepCost:
-    """Return what scoring costs, as a step of images of the size that all are made small to.
-
-    The fastest of several is fitted: what else the machine does only makes them slower.
-    """
+    """Return what scoring costs, as a step of images of the size that all are made small to."""
     image = small_image(np.full((SMALL_SIDE_PX, SMALL_SIDE_PX, 3), 127, np.uint8))
-
-    def fastest_s(count: int) -> float:
-        found = []
-        for _ in range(1 + _REPEATS):
-            began_s = clock()
-            scorer.score(["a red circle"] * count, [image] * count)
-            found.append(clock() - began_s)
-        return min(found[1:])
-
-    several = max(2, max_batch)
-    return fitted_cost(
+    return measured_cost(
         (SMALL_SIDE_PX, SMALL_SIDE_PX),
-        alone_s=fastest_s(1),
-        together_s=fastest_s(several),
-        num_together=several,
+        lambda count: scorer.score(["a red circle"] * count, [image] * count),
+        max_batch=max_batch,
+        clock=clock,
     )
