@@ -12,10 +12,10 @@ import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
 
 import ray
 
+from ray_cluster.cell.worker import Worker
 from ray_cluster.config.loading import set_environment
 from ray_cluster.deployments.actors import RayMetrics
 from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT
@@ -23,35 +23,24 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.process.load_turns import LoadTurns
 from ray_cluster.process.sigterm import TerminationNotice
+from ray_cluster.replica.skill import Skill
 
 logger = logging.getLogger(__name__)
 
 
-class Agent(Protocol):
-    """The part of a worker's agent that is used here."""
+class WorkerDeployment:
+    """Runs one worker from :meth:`_begin` on; its constructor is the deployment's own."""
 
-    def start(self) -> None: ...
-
-    def metrics(self) -> Snapshot: ...
-
-    def check_alive(self) -> None: ...
-
-    async def drain(self) -> None: ...
-
-
-class Worker:
-    """Runs one agent from :meth:`_begin` on; its constructor is the deployment's own."""
-
-    def _begin(self, agent: Agent, close: Callable[[], None] = lambda: None) -> None:
-        """Start an agent.
+    def _begin(self, skill: Skill, close: Callable[[], None] = lambda: None) -> None:
+        """Start a worker.
 
         Args:
             close: called once it is drained.
         """
-        self._agent = agent
+        self._worker = Worker(skill)
         self._close = close
         self._leaving: asyncio.Task[None] | None = None
-        agent.start()
+        self._worker.start()
         self._ray_metrics = RayMetrics(self._snapshot)
         self._ray_metrics.start()
         self._notice = TerminationNotice(self._on_sigterm)
@@ -66,15 +55,15 @@ class Worker:
         return self._leaving
 
     async def _release(self) -> None:
-        await self._agent.drain()
+        await self._worker.drain()
         self._close()
 
     async def _snapshot(self) -> Snapshot:
-        return self._agent.metrics()
+        return self._worker.metrics()
 
     async def check_health(self) -> None:
         """Raise when a thread or task has died or a piece of work hangs: Serve replaces it."""
-        self._agent.check_alive()
+        self._worker.check_alive()
 
     async def __del__(self) -> None:
         """Release all leases; Serve calls and awaits this on scale-down and shutdown."""

@@ -15,13 +15,13 @@ from ray_cluster.deployments import base_model
 
 async def first_settings(*_): pass
 
-def build_agent(*_, **__):
+def build_denoiser(*_, **__):
     import torch
     print("settings", torch._C._accelerator_getAllocatorSettings())
     sys.exit()
 
 builder = types.ModuleType("ray_cluster.replica.denoise.builder")
-builder.build_agent, builder.first_settings = build_agent, first_settings
+builder.build_denoiser, base_model.first_settings = build_denoiser, first_settings
 sys.modules["ray_cluster.replica.denoise.builder"] = builder
 anything = types.SimpleNamespace
 nothing = lambda *_, **__: anything(link=None, replica_id=anything(unique_id="r"))

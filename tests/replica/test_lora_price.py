@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.cell.worker import Worker
 from ray_cluster.config.arguments import WorkerArguments
 from ray_cluster.config.sections.cell_wide import StorageArguments
 from ray_cluster.config.sections.pools import PoolArguments
 from ray_cluster.engine.adapters import grouping
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.leases import Registration
-from ray_cluster.replica.denoise.builder import build_agent
+from ray_cluster.replica.denoise.builder import build_denoiser
 from tests.engine.random_models import save_sd
 from tests.replica.lora_files import arguments
 from tests.replica.setup import Link, new_service, until
@@ -54,8 +55,8 @@ async def test_the_share_that_was_measured_is_in_the_registration_and_in_polls(
         results=str(tmp_path / "results"),
         inputs=str(tmp_path / "inputs"),
     )
-    agent = await asyncio.to_thread(
-        build_agent,
+    skill = await asyncio.to_thread(
+        build_denoiser,
         WorkerArguments(
             pool=PoolArguments(name="m", model=str(folder), max_px=128),
             storage=storage,
@@ -70,11 +71,12 @@ async def test_the_share_that_was_measured_is_in_the_registration_and_in_polls(
         clock=lambda: 1e-3 * next(ticks) + 1e-2 * len(products),
     )
     assert products
-    agent.start()
+    worker = Worker(skill)
+    worker.start()
     try:
         await until(lambda: link.last_poll)
         [registration] = link.registrations
         assert registration.step_cost.lora_share > 0
         assert link.last_poll["one"].step_cost.lora_share == registration.step_cost.lora_share
     finally:
-        await agent.drain()
+        await worker.drain()

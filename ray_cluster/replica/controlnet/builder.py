@@ -1,4 +1,4 @@
-"""From a ControlNet's configuration to its agent: loaded, measured, joined."""
+"""From a ControlNet's configuration to its skill: loaded, measured, joined."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
-from ray_cluster.replica.controlnet.agent import ControlNetAgent
 from ray_cluster.replica.controlnet.server import ControlNetServer
+from ray_cluster.replica.controlnet.skill import ControlNetSkill
 from ray_cluster.replica.measuring import measured_cost
 
 logger = logging.getLogger(__name__)
@@ -36,8 +36,8 @@ def build_controlnet(
     node: str,
     link: DispatcherLink,
     clock: Callable[[], float],
-) -> ControlNetAgent:
-    """Load a ControlNet, measure it, and return its agent, not yet started.
+) -> ControlNetSkill:
+    """Load a ControlNet, measure it, and return its skill, not yet started.
 
     Raises:
         ConfigError, ModelUnsupported: see :func:`ray_cluster.engine.controlnets.loading.load_bank`.
@@ -58,7 +58,7 @@ def build_controlnet(
     )
     step_cost = server.call(lambda: measure_controlnet(bank, max_batch=max_batch, clock=clock))
     logger.info("ControlNet %s: a step %s", given.name, step_cost)
-    return ControlNetAgent(
+    return ControlNetSkill(
         Registration(
             replica_id=replica_id,
             profile=None,

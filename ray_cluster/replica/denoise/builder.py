@@ -1,8 +1,7 @@
-"""From a pool's configuration to a replica's agent: model loaded and warmed up, parts joined."""
+"""From a pool's configuration to a replica's skill: model loaded and warmed up, parts joined."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
@@ -24,7 +23,6 @@ from ray_cluster.engine.models.loading import LoadedModel, load_model
 from ray_cluster.engine.stages.building import build_runner
 from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.engine.stages.warmup import device_name, prepare_threads, warm_up
-from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.models.local import model_digest
 from ray_cluster.models.prompt_tokens import digest_of
@@ -34,10 +32,9 @@ from ray_cluster.protocol.leases import LoadedWords, Registration
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.replica.delivery import Delivery
-from ray_cluster.replica.denoise.agent import ReplicaAgent
-from ray_cluster.replica.denoise.beginnings import ReplicaAddOns
 from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.replica.denoise.sent_images import EditImages, reading_per_megapixel_s
+from ray_cluster.replica.denoise.skill import DenoiseSkill
 from ray_cluster.replica.lora_store.folder import LoraFolder
 from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.storage.blob_store import BlobStore
@@ -45,22 +42,8 @@ from ray_cluster.storage.inputs import InputStore
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 0.5
 # of a step that nobody has measured
 _UNKNOWN = StepCost(fixed_s=0.1, per_megapixel_s=1.0, source="modelled")
-
-
-async def first_settings(link: DispatcherLink, pool: str) -> WorkerSettings | None:
-    """Return what a replica of the pool starts with, as soon as a dispatcher answers."""
-    failures = 0
-    while True:
-        try:
-            return await link.pool_settings(pool)
-        except DispatcherUnavailable as error:
-            if failures == 0:
-                logger.warning("the settings are waited for: %s", error)
-            failures += 1
-            await asyncio.sleep(_RETRY_S)
 
 
 def started_pool(arguments: WorkerArguments, settings: WorkerSettings | None) -> PoolConfig:
@@ -78,7 +61,7 @@ def started_pool(arguments: WorkerArguments, settings: WorkerSettings | None) ->
     return pool_config(arguments.pool, tuning)
 
 
-def build_agent(
+def build_denoiser(
     arguments: WorkerArguments,
     settings: WorkerSettings | None,
     *,
@@ -88,8 +71,8 @@ def build_agent(
     link: DispatcherLink,
     clock: Callable[[], float],
     is_measured: bool = True,
-) -> ReplicaAgent:
-    """Load the model of a pool, warm it up, and return the agent, not yet started.
+) -> DenoiseSkill:
+    """Load the model of a pool, warm it up, and return its skill, not yet started.
 
     Args:
         settings: what it starts with; None for the defaults.
@@ -122,7 +105,7 @@ def build_agent(
     step_cost = _measured(runner, pool, coder, clock, local) if is_measured else _UNKNOWN
     costs.begin(step_cost)
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
-    return ReplicaAgent(
+    return DenoiseSkill(
         replace(
             _registration(arguments, pool, model, step_cost),
             replica_id=replica_id,
@@ -133,9 +116,9 @@ def build_agent(
         runner=runner,
         delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
         states=states,
-        add_ons=ReplicaAddOns(_shelf(runner.model, arguments.loras), remote),
+        loras=_shelf(runner.model, arguments.loras),
+        controls=remote,
         link=link,
-        clock=clock,
         settings=settings,
     )
 

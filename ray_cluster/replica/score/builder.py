@@ -1,4 +1,4 @@
-"""From a discriminator's configuration to its agent: loaded, measured, joined."""
+"""From a discriminator's configuration to its skill: loaded, measured, joined."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.measuring import measured_cost
-from ray_cluster.replica.score.agent import ScorerAgent
+from ray_cluster.replica.score.skill import ScoreSkill
 from ray_cluster.requests import SMALL_SIDE_PX
 
 logger = logging.getLogger(__name__)
@@ -33,8 +33,8 @@ def build_scorer(
     node: str,
     link: DispatcherLink,
     clock: Callable[[], float],
-) -> ScorerAgent:
-    """Load a discriminator, measure it, and return its agent, not yet started.
+) -> ScoreSkill:
+    """Load a discriminator, measure it, and return its skill, not yet started.
 
     Raises:
         ConfigError, ModelUnsupported: see :func:`ray_cluster.engine.scorers.loading.load_scorer`.
@@ -47,7 +47,7 @@ def build_scorer(
     scorer = load_scorer(given.model, device, calibration=given.calibration)
     step_cost = measure_scoring(scorer, max_batch=tuning.max_batch, clock=clock)
     logger.info("discriminator %s: scoring %s", given.name, step_cost)
-    return ScorerAgent(
+    return ScoreSkill(
         Registration(
             replica_id=replica_id,
             profile=None,
