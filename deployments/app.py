@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from ray import serve
 from ray.serve import Application, Deployment
 
-from ray_cluster.config.kinds import KINDS, LORAS, WorkerKind
+from ray_cluster.config.kinds import KINDS, LORAS
 from ray_cluster.config.loading import ClusterConfig, Document, load_config
 from ray_cluster.config.section import Section
 from ray_cluster.config.sections.cell_wide import LogsConfig
@@ -29,14 +29,10 @@ from ray_cluster.config.slices import (
 )
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.deployments.actors import serve_logging
-from ray_cluster.deployments.base_model import BaseModel
 from ray_cluster.deployments.controller import Controller
-from ray_cluster.deployments.controlnet import ControlNet
-from ray_cluster.deployments.discriminator import Discriminator
 from ray_cluster.deployments.dispatcher import Dispatcher
 from ray_cluster.deployments.dispatcher_handle import DISPATCHER
 from ray_cluster.deployments.gateway import Gateway
-from ray_cluster.deployments.lora_store import LoraStore
 from ray_cluster.deployments.serve.deploy_file import (
     CONTROLLER,
     CONTROLLER_DEPLOYMENT,
@@ -45,6 +41,7 @@ from ray_cluster.deployments.serve.deploy_file import (
     worker_replicas,
 )
 from ray_cluster.deployments.serve.ray_environment import FRONT_ENVIRONMENT, MODEL_ENVIRONMENT
+from ray_cluster.deployments.worker import WorkerDeployment
 from ray_cluster.errors import ConfigError
 
 # a replica releases its leases at a step boundary, well within this
@@ -54,13 +51,6 @@ _HEALTH_TIMEOUT_S = 30.0
 # calls are held open by design: Serve must neither queue nor refuse them
 _UNBOUNDED = 100_000
 _ONE: Mapping[str, Any] = {"num_replicas": 1}
-
-_DEPLOYMENTS: Mapping[WorkerKind, type] = {
-    "denoise": BaseModel,
-    "score": Discriminator,
-    "control": ControlNet,
-    "lora": LoraStore,
-}
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -154,8 +144,8 @@ def _worker(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Applicat
             "num_gpus": own.num_gpus,
             "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
         }
-    kind, logs = _DEPLOYMENTS[arguments.kind], arguments.logs
-    deployment = _deployment(kind, row.deployment, replicas, options, logs)
+    kind, name = WorkerDeployment, row.deployment
+    deployment = _deployment(kind, name, replicas, options, arguments.logs)
     if row.is_light:
         deployment = deployment.options(max_replicas_per_node=1)
     return deployment.bind(arguments)

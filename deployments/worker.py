@@ -1,7 +1,8 @@
-"""What every deployment that pulls its work from the dispatcher does.
+"""The deployment of every kind of worker: n replicas that pull their work from the dispatcher.
 
-Duties: load a model when it is its turn; pass metrics on to Ray; report health; release all leases
-when Serve stops the replica, or on SIGTERM. No Serve call is ever in flight on it.
+Duties: fetch the settings; load what the kind needs, when it is its turn; pass metrics on to Ray;
+report health; release all leases when Serve stops the replica, or on SIGTERM. No Serve call is ever
+in flight on it.
 """
 
 from __future__ import annotations
@@ -9,49 +10,60 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Protocol
 
 import ray
+from ray import serve
+from ray.util import get_node_ip_address
 
+from ray_cluster.cell.kinds import build_skill
+from ray_cluster.cell.worker import Worker, first_settings
+from ray_cluster.config.kinds import KINDS
 from ray_cluster.config.loading import set_environment
-from ray_cluster.deployments.actors import RayMetrics
-from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT
+from ray_cluster.config.slices import WorkerArguments
+from ray_cluster.deployments.actors import RayMetrics, refuse_local_storage, set_up_actor_logs
+from ray_cluster.deployments.dispatcher_handle import DispatcherHandle
+from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT, MODEL_ENVIRONMENT
+from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.observability.metrics_snapshot import Snapshot
-from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.process.load_turns import LoadTurns
 from ray_cluster.process.sigterm import TerminationNotice
+from ray_cluster.replica.host import Host
 
 logger = logging.getLogger(__name__)
 
 
-class Agent(Protocol):
-    """The part of a worker's agent that is used here."""
+class WorkerDeployment:
+    """One replica: one worker, of the kind that its arguments say."""
 
-    def start(self) -> None: ...
-
-    def metrics(self) -> Snapshot: ...
-
-    def check_alive(self) -> None: ...
-
-    async def drain(self) -> None: ...
-
-
-class Worker:
-    """Runs one agent from :meth:`_begin` on; its constructor is the deployment's own."""
-
-    def _begin(self, agent: Agent, close: Callable[[], None] = lambda: None) -> None:
-        """Start an agent.
-
-        Args:
-            close: called once it is drained.
-        """
-        self._agent = agent
-        self._close = close
+    # Serve awaits the constructor on the event loop that the worker needs
+    async def __init__(self, arguments: WorkerArguments) -> None:  # type: ignore[misc]
+        set_up_actor_logs(arguments.logs)
+        row = KINDS[arguments.kind]
+        if "storage" in row.also_reads:
+            await asyncio.to_thread(refuse_local_storage, arguments.storage, has_jobs=False)
+        link = DispatcherHandle(patience_s=arguments.dispatch.patience_s).link
+        # the images in flight bound what waits
+        self._coder = ImageCoder(max_waiting_bytes=None)
+        host = Host(
+            serve.get_replica_context().replica_id.unique_id,
+            get_node_ip_address(),
+            link,
+            self._coder,
+        )
+        settings = await first_settings(link, arguments.name)
+        if row.is_light:
+            # of the processes that it starts
+            set_environment(MODEL_ENVIRONMENT)
+            skill = build_skill(arguments, settings, host)
+        else:
+            async with _loading(arguments.name):
+                skill = build_skill(arguments, settings, host)
+        self._worker = Worker(skill)
         self._leaving: asyncio.Task[None] | None = None
-        agent.start()
+        self._worker.start()
         self._ray_metrics = RayMetrics(self._snapshot)
         self._ray_metrics.start()
         self._notice = TerminationNotice(self._on_sigterm)
@@ -66,15 +78,15 @@ class Worker:
         return self._leaving
 
     async def _release(self) -> None:
-        await self._agent.drain()
-        self._close()
+        await self._worker.drain()
+        self._coder.close()
 
     async def _snapshot(self) -> Snapshot:
-        return self._agent.metrics()
+        return self._worker.metrics()
 
     async def check_health(self) -> None:
         """Raise when a thread or task has died or a piece of work hangs: Serve replaces it."""
-        self._agent.check_alive()
+        self._worker.check_alive()
 
     async def __del__(self) -> None:
         """Release all leases; Serve calls and awaits this on scale-down and shutdown."""
@@ -83,14 +95,13 @@ class Worker:
 
 
 @asynccontextmanager
-async def loading(application: str) -> AsyncIterator[None]:
+async def _loading(application: str) -> AsyncIterator[None]:
     """Wait for this process's turn to import the model libraries and load a model, and have it."""
     context = ray.get_runtime_context()
     session = Path(context.get_temp_dir()) / context.get_session_name()
     set_environment(ALLOCATOR_ENVIRONMENT)
     async with LoadTurns.of_this_machine(session / "loading").turn(application):
-        with uncollected():
-            yield
+        yield
 
 
 def _exit(_leaving: asyncio.Task[None]) -> None:

@@ -20,7 +20,7 @@ MAX_FILES = 12
 BUDGET: dict[str, int] = {
     "api": 8_350,
     "benchmarks": 16_800,
-    "cell": 950,
+    "cell": 1_100,
     "cli": 8_350,
     "codec": 400,
     "compat": 100,
@@ -39,7 +39,7 @@ BUDGET: dict[str, int] = {
     "process": 300,
     "protocol": 2_200,
     "quality": 1_300,
-    "replica": 5_700,
+    "replica": 5_400,
     "requests": 750,
     "root": 50,
     "simulator": 8_350,

@@ -1,4 +1,4 @@
-"""The study with the real model: dispatcher, agent and engine of the service, in one process.
+"""The study with the real model: dispatcher, worker and engine of the service, in one process.
 
 Nothing but Ray and HTTP is left out. Arrivals are an open loop: they do not wait for answers.
 """

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack, suppress
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import FastAPI
 
@@ -20,29 +20,19 @@ from ray_cluster.api.app import Surroundings, create_app
 from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
 from ray_cluster.cell.front import Front, Identity, Stores
+from ray_cluster.cell.kinds import build_skill
+from ray_cluster.cell.worker import Worker
+from ray_cluster.config.kinds import LORAS
 from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.config.sections.cascades import DiscriminatorConfig
-from ray_cluster.config.sections.pools import PoolConfig
-from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.config.slices import front_arguments, worker_arguments
 from ray_cluster.imaging.detectors import Detectors
 from ray_cluster.imaging.processes.image_coder import ImageCoder
-from ray_cluster.process.gc_freeze import uncollected
-from ray_cluster.protocol.settings import WorkerSettings
+from ray_cluster.replica.host import Host
+from ray_cluster.replica.skill import Skill
 
 _NODE = "127.0.0.1"
 _CELL = "local"
-
-
-class Agent(Protocol):
-    """The part of a worker's agent that is used here."""
-
-    def start(self) -> None: ...
-
-    def check_alive(self) -> None: ...
-
-    async def drain(self) -> None: ...
 
 
 class LocalCell:
@@ -65,7 +55,7 @@ class LocalCell:
         self._config = config
         self._is_brief = is_brief
         self._file = file
-        self._agents: list[Agent] = []
+        self._workers: list[Worker] = []
         # models are made one after the other: that changes torch for the whole process meanwhile
         self._making = threading.Lock()
         # the images in flight bound what waits
@@ -118,93 +108,48 @@ class LocalCell:
             around=Surroundings(),
         )
         if config.loras.num_stores:
-            self._begin(self._lora_store(), stack)
+            self._begin(await self._loaded(LORAS, LORAS), stack)
         for worker in config.workers:
             for number in range(worker.replicas):
-                self._begin(await self._loaded(worker, f"{worker.name}-{number}"), stack)
+                self._begin(await self._loaded(worker.name, f"{worker.name}-{number}"), stack)
 
-    def _begin(self, agent: Agent, stack: AsyncExitStack) -> None:
-        agent.start()
-        stack.push_async_callback(agent.drain)
-        self._agents.append(agent)
+    def _begin(self, skill: Skill, stack: AsyncExitStack) -> None:
+        worker = Worker(skill)
+        worker.start()
+        stack.push_async_callback(worker.drain)
+        self._workers.append(worker)
 
-    def _lora_store(self) -> Agent:
-        # not above: who only wants a front needs none of it
-        from ray_cluster.replica.lora_store.agent import LoraStoreAgent, store_registration
-        from ray_cluster.replica.lora_store.folder import LoraFolder
-        from ray_cluster.replica.lora_store.processes import LoraThreads
-
-        return LoraStoreAgent(
-            store_registration("loras", _NODE),
-            LoraFolder(
-                self._config.loras,
-                workers=LoraThreads(self._making) if self._is_brief else None,
-            ),
-            link=self.front.link,
-            clock=time.monotonic,
+    async def _loaded(self, name: str, replica_id: str) -> Skill:
+        """Return the skill of a worker; it loads in a thread, and calls are answered meanwhile."""
+        settings = await self.front.link.pool_settings(name)
+        arguments, link = worker_arguments(self._config, name), self.front.link
+        host = Host(
+            replica_id,
+            _NODE,
+            link,
+            self._coder,
+            is_brief=self._is_brief,
+            making=self._making,
         )
 
-    async def _loaded(self, worker: WorkerConfig, replica_id: str) -> Agent:
-        """Return the agent of a worker; it loads in a thread, and calls are answered meanwhile."""
-        settings = await self.front.link.pool_settings(worker.name)
-        return await _in_daemon(lambda: self._alone(worker, replica_id, settings))
+        def load() -> Skill:
+            with self._making:
+                return build_skill(arguments, settings, host)
 
-    def _alone(
-        self, worker: WorkerConfig, replica_id: str, settings: WorkerSettings | None
-    ) -> Agent:
-        with self._making:
-            return self._load(worker, replica_id, settings)
-
-    def _load(
-        self, worker: WorkerConfig, replica_id: str, settings: WorkerSettings | None
-    ) -> Agent:
-        with uncollected():
-            # not above: torch and the model libraries take seconds
-            from ray_cluster.replica.controlnet.builder import build_controlnet
-            from ray_cluster.replica.denoise.builder import build_agent
-            from ray_cluster.replica.score.builder import build_scorer
-        config, link, clock = self._config, self.front.link, time.monotonic
-        if isinstance(worker, PoolConfig):
-            return build_agent(
-                worker_arguments(config, worker.name),
-                settings,
-                replica_id=replica_id,
-                node=_NODE,
-                coder=self._coder,
-                link=link,
-                clock=clock,
-                is_measured=not self._is_brief,
-            )
-        if isinstance(worker, DiscriminatorConfig):
-            return build_scorer(
-                worker_arguments(config, worker.name),
-                settings,
-                replica_id=replica_id,
-                node=_NODE,
-                link=link,
-                clock=clock,
-            )
-        return build_controlnet(
-            worker_arguments(config, worker.name),
-            settings,
-            replica_id=replica_id,
-            node=_NODE,
-            link=link,
-            clock=clock,
-        )
+        return await _in_daemon(load)
 
     def check_alive(self) -> None:
         """Raise RuntimeError when something of it has died."""
         self.front.check_health()
         self._feed.check_alive()
-        for agent in self._agents:
-            agent.check_alive()
+        for worker in self._workers:
+            worker.check_alive()
 
 
-async def _in_daemon(work: Callable[[], Agent]) -> Agent:
+async def _in_daemon(work: Callable[[], Skill]) -> Skill:
     """Do something in a thread that nobody waits for when the process ends: a model that loads
     cannot be told to stop."""
-    loop, done = asyncio.get_running_loop(), asyncio.Future[Agent]()
+    loop, done = asyncio.get_running_loop(), asyncio.Future[Skill]()
 
     def run() -> None:
         try:

@@ -10,6 +10,9 @@ WorkerKind = Literal["denoise", "score", "control", "lora", "upscale"]
 """What a worker does with leased requests, with calls to its endpoint, or with orders."""
 
 
+_REPLICA = "ray_cluster.replica"
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of worker.
@@ -18,6 +21,7 @@ class Kind:
         section: of the configuration that lists such workers, or that is the only one.
         title: in messages, before a worker's name.
         deployment: name of the Serve deployment.
+        builder: module whose ``build`` makes the skill of such a worker.
         also_reads: sections that its processes are started with, beside its own and those that all
             read.
         is_light: whether it has no model: its processes reserve nothing, and one runs on a node.
@@ -26,16 +30,23 @@ class Kind:
     section: str
     title: str
     deployment: str
+    builder: str
     also_reads: tuple[str, ...] = ()
     is_light: bool = False
 
 
 KINDS: Mapping[WorkerKind, Kind] = {
-    "denoise": Kind("pools", "pool", "BaseModel", ("storage", "loras")),
-    "score": Kind("discriminators", "discriminator", "Discriminator"),
-    "control": Kind("controlnets", "ControlNet", "ControlNet"),
-    "upscale": Kind("upscalers", "upscaler", "Upscaler", ("storage",)),
-    "lora": Kind("loras", "store of LoRAs", "LoraStore", is_light=True),
+    "denoise": Kind(
+        "pools", "pool", "BaseModel", f"{_REPLICA}.denoise.builder", ("storage", "loras")
+    ),
+    "score": Kind("discriminators", "discriminator", "Discriminator", f"{_REPLICA}.score.builder"),
+    "control": Kind("controlnets", "ControlNet", "ControlNet", f"{_REPLICA}.controlnet.builder"),
+    "upscale": Kind(
+        "upscalers", "upscaler", "Upscaler", f"{_REPLICA}.upscale.builder", ("storage",)
+    ),
+    "lora": Kind(
+        "loras", "store of LoRAs", "LoraStore", f"{_REPLICA}.lora_store.builder", is_light=True
+    ),
 }
 """All kinds; those of a list have the names that the configuration gives them."""
 

@@ -101,8 +101,8 @@ class Document(Section):
         if worker in RESERVED_NAMES:
             return KINDS["lora"].title if worker == LORAS else worker
         # one that is not here any more was a pool, most probably
-        kind = next((kind for kind, one in self._listed() if one.name == worker), "denoise")
-        return f"{KINDS[kind].title} {worker}"
+        listed = (KINDS[kind] for kind, one in self._listed() if one.name == worker)
+        return f"{next(listed, KINDS['denoise']).title} {worker}"
 
 
 def section_of(kind: Kind) -> type[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -18,6 +18,9 @@ class Tasks:
     def __len__(self) -> int:
         return len(self._running)
 
+    def __iter__(self) -> Iterator[asyncio.Task[Any]]:
+        return iter(tuple(self._running))
+
     def spawn(self, work: Coroutine[Any, Any, T], name: str | None = None) -> asyncio.Task[T]:
         """Begin some work."""
         task = asyncio.create_task(work, name=name)
@@ -27,7 +30,7 @@ class Tasks:
 
     async def close(self) -> None:
         """Cancel what runs, and wait for its end."""
-        running = list(self._running)
+        running = tuple(self)
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)

@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.calling.sizes import first_that_fit
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Fence, Finished, Lease, ReplicaEvent, Returned
-from ray_cluster.replica.poller import back_off
+from ray_cluster.replica.retries import answered
 from ray_cluster.requests import ImageRequest
 
 
@@ -114,19 +113,11 @@ class HeldLeases:
 
     async def report_forever(self) -> None:
         """Report each end until it is acknowledged."""
-        failures = 0
         while True:
             await self._is_known.wait()
             await self._has_news.wait()
             self._has_news.clear()
-            try:
-                await self.report()
-            except DispatcherUnavailable as error:
-                self._has_news.set()
-                await back_off(failures, error)
-                failures += 1
-            else:
-                failures = 0
+            await answered(self.report)
 
     async def report(self) -> None:
         """Report the unacknowledged ends once; they stay so if the dispatcher is a new one.

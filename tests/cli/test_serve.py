@@ -336,7 +336,7 @@ LIBRARIES = ("torch", "diffusers", "transformers", "peft")
 LIGHT = """
 import sys
 import ray_cluster.cell.front, ray_cluster.cli.service.ray_service, ray_cluster.deployments.app
-import ray_cluster.replica.lora_store.agent, ray_cluster.replica.lora_store.folder
+import ray_cluster.replica.lora_store.skill, ray_cluster.replica.lora_store.folder
 from pathlib import Path
 from ray_cluster.cli.service.service_run import _checks
 from ray_cluster.config.loading import load_config

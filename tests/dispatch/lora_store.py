@@ -9,8 +9,8 @@ from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.protocol.leases import Poll, PollReply
 from ray_cluster.protocol.loras import Lora, LoraFacts, LoraOrder, LoraReport
-from ray_cluster.replica.lora_store.agent import store_registration
 from ray_cluster.replica.lora_store.lists import OrderList, ReportList
+from ray_cluster.replica.lora_store.skill import store_registration
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
 from tests.fakes import image_request, registration
 

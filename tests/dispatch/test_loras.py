@@ -11,7 +11,7 @@ from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.protocol.calling.changes import Mark
 from ray_cluster.protocol.leases import Poll, PollReply, Returned
 from ray_cluster.protocol.loras import LoraOrders, LoraReports
-from ray_cluster.replica.lora_store.agent import store_registration
+from ray_cluster.replica.lora_store.skill import store_registration
 from ray_cluster.requests import Failure, ImageRequest
 from tests.dispatch.lora_store import FakeStore, bare_core, failed, lora, ready, with_loras
 from tests.dispatch.virtual_service import held, make_service, now

@@ -26,12 +26,11 @@ from ray_cluster.dispatch.state_sweeper import StateSweeper
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.outcomes import Completed
-from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.storage.blob_store import BlobStore
 from tests.engine.staged import PATIENCE_S, StagedModel
 from tests.fakes import sent_images, settings_for
 from tests.jobs.jobs_cell import JobsCell
-from tests.replica.setup import BY_ID, REQUESTS, Link, check_image, new_agent, until
+from tests.replica.setup import BY_ID, REQUESTS, Link, Replica, check_image, new_worker, until
 
 Way = Literal["delete", "gone"]
 Held = Literal["encode", "denoise", "decode", "coding"]
@@ -121,7 +120,7 @@ class CancelCell:
         )
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         self._http = httpx.AsyncClient(transport=transport, base_url="http://gateway")
-        self.agents: list[ReplicaAgent] = []
+        self.workers: list[Replica] = []
         self.num_made = 0
         # what other tests of this process still hold
         self._num_states = num_states()
@@ -134,12 +133,12 @@ class CancelCell:
                 yield self
             finally:
                 self.door.open()
-                for agent in self.agents:
-                    await agent.drain()
+                for worker in self.workers:
+                    await worker.drain()
                 await self._left.close()
 
-    async def add_replica(self, replica_id: str) -> ReplicaAgent:
-        agent = new_agent(
+    async def add_replica(self, replica_id: str) -> Replica:
+        worker = new_worker(
             self._model,
             self.link,
             self.door,
@@ -148,10 +147,10 @@ class CancelCell:
             every=2,
             results=self.cell.results,
         )
-        agent.start()
-        self.agents.append(agent)
+        worker.start()
+        self.workers.append(worker)
         await until(lambda: replica_id in self.cell.core.replicas, "its registration")
-        return agent
+        return worker
 
     @asynccontextmanager
     async def company(self, count: int = 3) -> AsyncIterator[None]:
@@ -217,8 +216,8 @@ class CancelCell:
     def holds(self, request_id: str) -> bool:
         """Whether any replica, or the dispatcher, has anything of a request."""
         return self.cell.core.knows(request_id) or any(
-            request_id in agent._leases or request_id in agent._runner.steps_done_by_id
-            for agent in self.agents
+            request_id in worker.skill.leases or request_id in worker.skill._runner.steps_done_by_id
+            for worker in self.workers
         )
 
     def take_figures(self, request_id: str, called: int, answered: int, to: Figures) -> None:
@@ -230,7 +229,7 @@ class CancelCell:
     async def nothing_is_left(self) -> None:
         """Nothing waits, is leased, is on its way through a stage, or lies in a store."""
         await until(
-            lambda: all(agent._runner.num_in_flight == 0 for agent in self.agents),
+            lambda: all(worker.skill._runner.num_in_flight == 0 for worker in self.workers),
             "the end of all tickets",
         )
         await until(lambda: not list(self.states.entries()), "the end of all states")
@@ -239,7 +238,11 @@ class CancelCell:
         assert (snapshot.num_waiting, snapshot.num_leased) == (0, 0)
         await until(lambda: num_states() <= self._num_states, "the end of all states in memory")
         await until(
-            lambda: not any(agent._leases or agent._endings.tasks for agent in self.agents),
+            lambda: (
+                not any(
+                    worker.skill.leases or worker.skill._endings.tasks for worker in self.workers
+                )
+            ),
             "the end of all leases and codings",
         )
 

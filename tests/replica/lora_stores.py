@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.cell.worker import Worker
 from ray_cluster.dispatch.loras import stores as lora_stores
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.protocol.leases import Poll
 from ray_cluster.protocol.loras import FailureKind, Lora, LoraFacts, LoraOrder, LoraStatus
-from ray_cluster.replica import poller
-from ray_cluster.replica.lora_store import agent as lora_agent
-from ray_cluster.replica.lora_store.agent import LoraStoreAgent, store_registration
+from ray_cluster.replica import retries
+from ray_cluster.replica.lora_store import skill as lora_skill
 from ray_cluster.replica.lora_store.folder import LoraUnavailable
+from ray_cluster.replica.lora_store.skill import LoraStoreSkill, store_registration
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
 from tests.fakes import image_request, registration
 from tests.replica.setup import Link, new_service, until
@@ -29,9 +30,9 @@ FACTS = LoraFacts("ab" * 32, 1_000, (8,), 12)
 
 def make_impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Repeat what was lost, and look at the folder, sooner than is right between machines."""
-    monkeypatch.setattr(poller, "_RETRY_S", (0.01, 0.02))
+    monkeypatch.setattr(retries, "_DISPATCHER_RETRY_S", (0.01, 0.02))
     monkeypatch.setattr(lora_stores, "_REPEAT_S", 0.2)
-    monkeypatch.setattr(lora_agent, "_LOOK_S", 0.05)
+    monkeypatch.setattr(lora_skill, "_LOOK_S", 0.05)
 
 
 class MemoryFolder:
@@ -127,16 +128,18 @@ class StoreLink(Link):
 @asynccontextmanager
 async def storing(
     folder: MemoryFolder, link: StoreLink, *, clock: Callable[[], float] = time.monotonic
-) -> AsyncIterator[LoraStoreAgent]:
+) -> AsyncIterator[Worker]:
     await link.service.register(registration("r", max_in_flight=100))
-    agent = LoraStoreAgent(store_registration("s", "n"), folder, link=link, clock=clock)
-    agent.start()
+    memory: Any = folder
+    skill = LoraStoreSkill(store_registration("s", "n"), memory, link=link, clock=clock)
+    worker = Worker(skill)
+    worker.start()
     try:
         await until(lambda: link.epochs)
-        yield agent
+        yield worker
     finally:
         link.fails = lambda _name, _side: False
-        await agent.drain()
+        await worker.drain()
         assert folder.is_closed
         await link.service.close()
 

@@ -1,4 +1,4 @@
-"""A replica agent beside a real dispatch service, on one event loop."""
+"""A model's replica beside a real dispatch service, on one event loop."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from ray_cluster.cell.front import core_of
+from ray_cluster.cell.worker import Worker
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cell_wide import DispatchConfig
 from ray_cluster.dispatch.service import DispatchService
@@ -22,8 +23,7 @@ from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Poll, Registration
 from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.replica.delivery import Delivery, ResultStore, Templates
-from ray_cluster.replica.denoise.agent import ReplicaAgent
-from ray_cluster.replica.denoise.beginnings import ReplicaAddOns
+from ray_cluster.replica.denoise.skill import DenoiseSkill
 from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.harness import pool, request
@@ -128,7 +128,13 @@ class Link:
             raise DispatcherUnavailable(f"{name} lost {side} it was delivered")
 
 
-def new_agent(
+class Replica(Worker):
+    """A worker that makes images."""
+
+    skill: DenoiseSkill
+
+
+def new_worker(
     model: StagedModel,
     link: Link,
     coder: Any,
@@ -140,14 +146,14 @@ def new_agent(
     results: ResultStore | None = None,
     edits: Templates | None = None,
     loras: Any = None,
-) -> ReplicaAgent:
-    """An agent over a store, memory of its own unless given, that exports every so many steps.
+) -> Replica:
+    """A worker over a store, memory of its own unless given, that exports every so many steps.
 
     With LoRAs, it merges them.
     """
     profile = model.inner.profile
     states = StateTransfer(MemoryBlobs() if blobs is None else blobs)
-    return ReplicaAgent(
+    skill = DenoiseSkill(
         Registration(replica_id, profile, max_in_flight, 4, StepCost(0.01, 0.1), pool="p"),
         runner=build_runner(
             model.loaded,
@@ -159,10 +165,10 @@ def new_agent(
         ),
         delivery=Delivery(coder, results, edits),
         states=states,
-        add_ons=ReplicaAddOns(loras),
+        loras=loras,
         link=link,
-        clock=time.monotonic,
     )
+    return Replica(skill)
 
 
 @asynccontextmanager
@@ -174,21 +180,21 @@ async def serving(
     blobs: Any = None,
     every: int | None = None,
     edits: Templates | None = None,
-) -> AsyncIterator[tuple[Link, list[ReplicaAgent]]]:
+) -> AsyncIterator[tuple[Link, list[Replica]]]:
     link = link or Link(new_service())
     blobs = MemoryBlobs() if blobs is None else blobs
-    agents = [
-        new_agent(model, link, coder, name, blobs=blobs, every=every, edits=edits)
+    workers = [
+        new_worker(model, link, coder, name, blobs=blobs, every=every, edits=edits)
         for name in replica_ids
     ]
-    for agent in agents:
-        agent.start()
+    for worker in workers:
+        worker.start()
     try:
-        yield link, agents
+        yield link, workers
     finally:
         link.fails = lambda _name, _side: False
-        for agent in agents:
-            await agent.drain()
+        for worker in workers:
+            await worker.drain()
         await link.service.close()
 
 

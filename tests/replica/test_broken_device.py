@@ -36,7 +36,7 @@ async def test_its_leases_go_to_another_replica_and_it_reports_itself_unhealthy(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder, stage: str
 ) -> None:
     model.before.append(breaks_once(stage, "r4"))
-    async with serving(model, coder, "one", "two") as (link, agents):
+    async with serving(model, coder, "one", "two") as (link, workers):
         await until(lambda: len(link.epochs) == 2)
         await offer(link.service, REQUESTS)
         found = await outcomes(link.service, REQUESTS)
@@ -45,13 +45,13 @@ async def test_its_leases_go_to_another_replica_and_it_reports_itself_unhealthy(
         retried = found["r4"]
         assert isinstance(retried, Completed)
         assert retried.attempts == 2
-        (broken,) = [agent for agent in agents if agent._death is not None]
-        (well,) = [agent for agent in agents if agent is not broken]
+        (broken,) = [worker for worker in workers if worker._death is not None]
+        (well,) = [worker for worker in workers if worker is not broken]
         with pytest.raises(RuntimeError, match=f"the {stage} thread has died of DeviceBroken"):
             broken.check_alive()
         well.check_alive()
-        assert broken._giving_up is not None
-        await broken._giving_up
+        assert broken._leaving is not None
+        await broken._leaving
         snapshot = await link.service.snapshot()
         assert len(snapshot.replicas) == 1
         assert snapshot.totals["completed"] == len(REQUESTS)
@@ -62,17 +62,17 @@ async def test_an_image_that_was_finished_before_is_still_delivered(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
 ) -> None:
     held = HeldCoder(coder)
-    async with serving(model, held, "one") as (link, (agent,)):
+    async with serving(model, held, "one") as (link, (worker,)):
         await offer(link.service, REQUESTS[:1])
         await until(lambda: held.codings, "the coder's work")
         model.before.append(breaks_once("encode", "r1"))
         await offer(link.service, REQUESTS[1:2])
-        await until(lambda: agent._giving_up is not None, "the end of the engine")
+        await until(lambda: worker._leaving is not None, "the end of the engine")
         held.let_go()
         found = await outcomes(link.service, REQUESTS[:1])
         check_image(found["r0"], pixels)
-        assert agent._giving_up is not None
-        await agent._giving_up
+        assert worker._leaving is not None
+        await worker._leaving
         assert (await link.service.snapshot()).num_leased == 0
 
 
@@ -97,11 +97,11 @@ async def test_draining_it_afterwards_does_nothing_more(
     model: StagedModel, coder: ImageCoder
 ) -> None:
     model.before.append(breaks_once("denoise", "r0"))
-    async with serving(model, coder, "one") as (link, (agent,)):
+    async with serving(model, coder, "one") as (link, (worker,)):
         await offer(link.service, REQUESTS[:3])
-        await until(lambda: agent._giving_up is not None, "the end of the engine")
+        await until(lambda: worker._leaving is not None, "the end of the engine")
         async with asyncio.timeout(5):
-            await agent.drain()
+            await worker.drain()
         snapshot = await link.service.snapshot()
         assert (snapshot.num_waiting, snapshot.num_leased, snapshot.replicas) == (3, 0, ())
         assert not link.reported

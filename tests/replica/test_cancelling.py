@@ -68,7 +68,7 @@ async def test_one_that_waits(begin: Begin, count: int) -> None:
     async with begin().running() as cell:
         # it is known what the model is, and nobody takes anything
         first = await cell.add_replica("first")
-        cell.agents.remove(first)
+        cell.workers.remove(first)
         await first.drain()
         before_mib, ids = memory_mib(), []
         for way in WAYS:
@@ -78,11 +78,11 @@ async def test_one_that_waits(begin: Begin, count: int) -> None:
                 await one.cancel()
                 assert not cell.holds(one.request_id)
         await cell.nothing_is_left()
-        agent = await cell.add_replica("second")
+        worker = await cell.add_replica("second")
         async with cell.company():
             await until(lambda: cell.num_made >= 3)
         await cell.nothing_is_left()
-        agent.check_alive()
+        worker.check_alive()
         assert not {one for step in cell.steps() for one in step} & set(ids)
         assert len(ids) == 2 * count
         logger.warning(
@@ -147,14 +147,14 @@ async def test_one_on_a_dying_replica(begin: Begin, count: int) -> None:
             for index in range(2 * count):
                 one = await cell.begin(WAYS[index % 2], MANY)
                 await cell.first_step(one)
-                (dying,) = (a for a in cell.agents if one.request_id in a._leases)
+                (dying,) = (a for a in cell.workers if one.request_id in a.skill.leases)
                 await asyncio.sleep(chance.uniform(0.0, 0.1))
                 await kill(dying)
-                cell.agents.remove(dying)
+                cell.workers.remove(dying)
                 called = len(cell.steps())
                 await one.cancel()
                 answered = len(cell.steps())
-                await cell.link.service.unregister(dying._registration.replica_id)
+                await cell.link.service.unregister(dying.skill.registration.replica_id)
                 await cell.add_replica(f"life-{index}")
                 assert not cell.holds(one.request_id)
                 cell.take_figures(one.request_id, called, answered, figures)

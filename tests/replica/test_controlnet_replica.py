@@ -20,6 +20,8 @@ from diffusers import ControlNetModel, StableDiffusionControlNetPipeline
 from PIL import Image
 
 from ray_cluster.cell.front import core_of
+from ray_cluster.cell.kinds import build_skill
+from ray_cluster.cell.worker import Worker
 from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.settings import settings_of
 from ray_cluster.config.slices import worker_arguments
@@ -28,15 +30,12 @@ from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.protocol.leases import Returned
 from ray_cluster.protocol.outcomes import Completed, Outcome
-from ray_cluster.replica.controlnet.agent import ControlNetAgent
-from ray_cluster.replica.controlnet.builder import build_controlnet
 from ray_cluster.replica.controlnet.client import RemoteControlNets
-from ray_cluster.replica.denoise.agent import ReplicaAgent
-from ray_cluster.replica.denoise.builder import build_agent
+from ray_cluster.replica.host import Host
 from ray_cluster.requests import AddOns, BlobRef, ControlNetUse, Failure, ImageRequest
 from ray_cluster.storage.inputs import OPEN_OWNER, InputStore
 from tests.engine.random_controlnets import random_map
-from tests.replica.setup import Link, offer, outcomes, until
+from tests.replica.setup import Link, Replica, offer, outcomes, until
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -69,39 +68,27 @@ class Cell:
     folder: Path
     coder: ImageCoder
     link: ReplicaLink
-    agents: list[ReplicaAgent | ControlNetAgent]
+    workers: list[Worker]
 
-    async def add_base(self, name: str = "base") -> ReplicaAgent:
-        agent = build_agent(
-            worker_arguments(self.config, "shapes-sd"),
-            None,
-            replica_id=name,
-            node="127.0.0.1",
-            coder=self.coder,
-            link=self.link,  # type: ignore[arg-type]
-            clock=time.monotonic,
-        )
-        return self._started(agent)
+    async def add_base(self, name: str = "base") -> Replica:
+        skill = build_skill(worker_arguments(self.config, "shapes-sd"), None, self._host(name))
+        return self._started(Replica(skill))
 
-    async def add_control(self, net: str, name: str = "") -> ControlNetAgent:
-        agent = build_controlnet(
-            worker_arguments(self.config, net),
-            None,
-            replica_id=name or net,
-            node="127.0.0.1",
-            link=self.link,  # type: ignore[arg-type]
-            clock=time.monotonic,
-        )
-        return self._started(agent)
+    async def add_control(self, net: str, name: str = "") -> Worker:
+        skill = build_skill(worker_arguments(self.config, net), None, self._host(name or net))
+        return self._started(Worker(skill))
 
-    def _started(self, agent: Any) -> Any:
-        agent.start()
-        self.agents.append(agent)
-        return agent
+    def _host(self, name: str) -> Host:
+        return Host(name, "127.0.0.1", self.link, self.coder)  # type: ignore[arg-type]
 
-    async def remove(self, agent: ReplicaAgent | ControlNetAgent) -> None:
-        self.agents.remove(agent)
-        await agent.drain()
+    def _started(self, worker: Any) -> Any:
+        worker.start()
+        self.workers.append(worker)
+        return worker
+
+    async def remove(self, worker: Worker) -> None:
+        self.workers.remove(worker)
+        await worker.drain()
 
     def request(self, index: int, **changes: Any) -> ImageRequest:
         width, height = SIZES[index % len(SIZES)]
@@ -182,8 +169,8 @@ async def cell(folder: Path, coder: ImageCoder, mode: str = "service") -> AsyncI
     try:
         yield found
     finally:
-        for agent in found.agents:
-            await agent.drain()
+        for worker in found.workers:
+            await worker.drain()
         await service.close()
 
 
@@ -300,13 +287,13 @@ async def test_a_request_whose_controlnet_has_gone_returns_to_the_queue_with_its
         base = await here.add_base()
         one = here.request(0, num_steps=40, slo_s=3600.0)
         await offer(here.link.service, [one])
-        await until(lambda: base._runner.steps_done_by_id.get("r0", 0) > 2)
+        await until(lambda: base.skill._runner.steps_done_by_id.get("r0", 0) > 2)
         await here.remove(first)
         await until(lambda: here.link.reported, "the return of the lease")
         (returned,) = here.link.reported
         assert isinstance(returned, Returned)
         assert returned.steps_done > 2
-        await until(lambda: base._runner.num_in_flight == 0)
+        await until(lambda: base.skill._runner.num_in_flight == 0)
         await here.add_control("edges", "second")
         assert isinstance((await outcomes(here.link.service, [one]))["r0"], Completed)
 

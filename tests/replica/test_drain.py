@@ -19,8 +19,8 @@ from tests.replica.setup import (
     Link,
     MemoryBlobs,
     check_image,
-    new_agent,
     new_service,
+    new_worker,
     offer,
     outcomes,
     serving,
@@ -32,7 +32,7 @@ async def test_what_a_drained_replica_hands_back_another_one_finishes(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder, stage: Any
 ) -> None:
     link, blobs = Link(new_service()), MemoryBlobs()
-    one = new_agent(model, link, coder, "one", blobs=blobs)
+    one = new_worker(model, link, coder, "one", blobs=blobs)
     gate = model.gate(stage, "r4", call=3 if stage == "denoise" else 0)
     one.start()
     await offer(link.service, REQUESTS[:6])
@@ -69,7 +69,7 @@ async def test_a_drained_replica_tells_all_that_it_has_counted(
     model: StagedModel, coder: ImageCoder
 ) -> None:
     link = Link(new_service())
-    one = new_agent(model, link, coder, "one")
+    one = new_worker(model, link, coder, "one")
     gate = model.gate("denoise", "r4", call=3)
     one.start()
     await offer(link.service, REQUESTS[:6])
@@ -97,18 +97,18 @@ async def test_replicas_that_come_and_go_leave_every_image_as_it_is(
     chance = random.Random(5)
     link, blobs = Link(new_service()), MemoryBlobs()
     model.before.append(lambda *_: time.sleep(0.01))
-    first = new_agent(model, link, coder, "first", blobs=blobs)
+    first = new_worker(model, link, coder, "first", blobs=blobs)
     first.start()
     await offer(link.service, REQUESTS)
-    agent = first
+    worker = first
     for life in range(5):
         await asyncio.sleep(chance.uniform(0.1, 0.6))
-        await agent.drain()
-        agent = new_agent(model, link, coder, f"life-{life}", blobs=blobs)
-        agent.start()
+        await worker.drain()
+        worker = new_worker(model, link, coder, f"life-{life}", blobs=blobs)
+        worker.start()
     for outcome in (await outcomes(link.service, REQUESTS)).values():
         check_image(outcome, pixels)
-    await agent.drain()
+    await worker.drain()
     assert (await link.service.snapshot()).totals["completed"] == len(REQUESTS)
     assert not blobs.entries
     await link.service.close()

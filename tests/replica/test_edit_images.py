@@ -222,10 +222,10 @@ async def test_an_edit_whose_image_is_lost_fails_and_the_others_are_made(
     good = edit_of(inputs, "good")
     assert good.edit is not None
     bad = replace(good, request_id="bad", edit=replace(good.edit, image=BlobRef("0" * 64, 1)))
-    async with serving(model, coder, "one", edits=EditImages(inputs, coder)) as (link, agents):
+    async with serving(model, coder, "one", edits=EditImages(inputs, coder)) as (link, workers):
         await offer(link.service, [bad, good])
         done = await outcomes(link.service, [bad, good])
-        agents[0].check_alive()
+        workers[0].check_alive()
     assert isinstance(done["good"], Completed)
     failure = done["bad"]
     assert isinstance(failure, Failure)

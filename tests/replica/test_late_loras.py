@@ -26,7 +26,7 @@ from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.requests import AddOns, Failure, ImageRequest, LoraUse
 from tests.engine.harness import request
 from tests.engine.staged import StagedModel
-from tests.replica.setup import Link, new_agent, new_service, offer, outcomes, until
+from tests.replica.setup import Link, new_service, new_worker, offer, outcomes, until
 
 FACTS = LoraFacts("ab" * 32, 1_000_000, (8,), 12)
 START = 2
@@ -83,12 +83,12 @@ async def serving(
 ) -> AsyncIterator[tuple[Link, Any]]:
     link = Link(new_service())
     link.service.loras.add(Lora("id-one", "one", "m", "builtin:one"))
-    agent = new_agent(model, link, coder, loras=shelf)
-    agent.start()
+    worker = new_worker(model, link, coder, loras=shelf)
+    worker.start()
     try:
-        yield link, agent
+        yield link, worker
     finally:
-        await agent.drain()
+        await worker.drain()
         await link.service.close()
 
 
@@ -106,12 +106,12 @@ async def test_the_image_is_the_same_whenever_its_loras_arrive(
     model: StagedModel, coder: ImageCoder
 ) -> None:
     shelf = Shelf(model)
-    async with serving(model, coder, shelf) as (link, agent):
+    async with serving(model, coder, shelf) as (link, worker):
         waits, plain = late("waits"), request("plain", num_steps=8)
         await offer(link.service, [waits, plain])
         # its peer goes on while it waits, in the middle of its steps
         assert isinstance((await outcomes(link.service, [plain]))["plain"], Completed)
-        await until(lambda: agent._runner.steps_done_by_id.get("waits") == START)
+        await until(lambda: worker.skill._runner.steps_done_by_id.get("waits") == START)
         assert shelf.asked == [("waits", True)]
         shelf.gate.set()
         there, others = late("there"), [late("from-the-start", 0), late("later", 3)]
@@ -121,27 +121,27 @@ async def test_the_image_is_the_same_whenever_its_loras_arrive(
         # and not that of another switch
         for other in others:
             assert gap(found["waits"], found[other.request_id]) > 5
-        agent.check_alive()
+        worker.check_alive()
 
 
 async def test_loras_that_cannot_be_had_end_the_request_alone(
     model: StagedModel, coder: ImageCoder
 ) -> None:
     shelf = Shelf(model)
-    async with serving(model, coder, shelf) as (link, agent):
+    async with serving(model, coder, shelf) as (link, worker):
         one = late("one")
         await offer(link.service, [one])
-        await until(lambda: agent._runner.steps_done_by_id.get("one") == START)
+        await until(lambda: worker.skill._runner.steps_done_by_id.get("one") == START)
         shelf.error = RequestFailed("no such file", "lora")
         shelf.gate.set()
         outcome = (await outcomes(link.service, [one]))["one"]
         assert isinstance(outcome, Failure)
         assert (outcome.stage, outcome.message) == ("lora", "no such file")
-        await until(lambda: agent._runner.num_in_flight == 0)
+        await until(lambda: worker.skill._runner.num_in_flight == 0)
         plain = request("plain")
         await offer(link.service, [plain])
         assert isinstance((await outcomes(link.service, [plain]))["plain"], Completed)
-        agent.check_alive()
+        worker.check_alive()
 
 
 async def test_one_that_waits_beyond_its_deadline_is_returned_and_goes_on_later(
@@ -149,7 +149,7 @@ async def test_one_that_waits_beyond_its_deadline_is_returned_and_goes_on_later(
 ) -> None:
     monkeypatch.setattr("ray_cluster.replica.denoise.late_loras._LOOK_S", 0.02)
     shelf = Shelf(model)
-    async with serving(model, coder, shelf) as (link, agent):
+    async with serving(model, coder, shelf) as (link, worker):
         store = Registration("s", None, 0, 1, StepCost(0.0, 0.0), kind="lora", node="n")
         await link.service.register(store)
         one = late("one", slo_s=0.2)
@@ -157,7 +157,7 @@ async def test_one_that_waits_beyond_its_deadline_is_returned_and_goes_on_later(
         await until(lambda: len(link.reported) == 1, "the return of the lease")
         assert link.reported[0].steps_done == START
         # until a store has what its next step takes, no replica holds it
-        await until(lambda: agent._runner.num_in_flight == 0)
+        await until(lambda: worker.skill._runner.num_in_flight == 0)
         assert shelf.asked == [("one", True)]
         shelf.gate.set()
         ready = LoraReport("id-one", "ready", FACTS, took_s=0.1)
@@ -179,16 +179,16 @@ async def test_those_that_wait_leave_their_slots_to_others_long_before_their_dea
     monkeypatch.setattr("ray_cluster.replica.denoise.late_loras._LOOK_S", 0.02)
     monkeypatch.setattr("ray_cluster.replica.denoise.late_loras._LONGEST_WAIT_S", 0.2)
     shelf = Shelf(model)
-    async with serving(model, coder, shelf) as (link, agent):
+    async with serving(model, coder, shelf) as (link, worker):
         store = Registration("s", None, 0, 1, StepCost(0.0, 0.0), kind="lora", node="n")
         await link.service.register(store)
         flood = [late(f"f{number}", 1, slo_s=86400.0) for number in range(6)]
         await offer(link.service, flood)
-        await until(lambda: len(agent._leases) == len(flood), "all slots to be held")
+        await until(lambda: len(worker.skill.leases) == len(flood), "all slots to be held")
         other = request("other")
         await offer(link.service, [other])
         assert isinstance((await outcomes(link.service, [other]))["other"], Completed)
-        await until(lambda: agent._runner.num_in_flight == 0)
+        await until(lambda: worker.skill._runner.num_in_flight == 0)
         assert [one.steps_done for one in link.reported if isinstance(one, Returned)] == [1] * 6
 
 
@@ -196,11 +196,11 @@ async def test_a_replica_that_leaves_does_not_wait_for_loras(
     model: StagedModel, coder: ImageCoder
 ) -> None:
     shelf = Shelf(model)
-    async with serving(model, coder, shelf) as (link, agent):
+    async with serving(model, coder, shelf) as (link, worker):
         await offer(link.service, [late("one")])
-        await until(lambda: agent._runner.steps_done_by_id.get("one") == START)
+        await until(lambda: worker.skill._runner.steps_done_by_id.get("one") == START)
         began_s = time.monotonic()
-        await agent.drain()
+        await worker.drain()
         assert time.monotonic() - began_s < 30
         assert link.reported[-1].steps_done == START
-        assert not agent._late_loras.tasks
+        assert not worker.skill._late_loras.tasks

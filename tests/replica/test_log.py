@@ -22,7 +22,7 @@ from ray_cluster.observability.logs import set_up_logs
 from tests.engine.staged import StagedModel
 from tests.fakes import sent_images, settings_for
 from tests.jobs.jobs_cell import JobsCell
-from tests.replica.setup import Link, new_agent, until
+from tests.replica.setup import Link, new_worker, until
 
 PROMPT = "an unusual tetrahedron"
 BODY = {
@@ -67,8 +67,8 @@ async def running(
     config = ClusterConfig.model_validate({"pools": [{"name": name, "model": "x"}]})
     async with JobsCell(folder) as cell:
         link = Link(cell.dispatch)
-        agent = new_agent(model, link, coder, "r1", results=cell.results)
-        agent.start()
+        worker = new_worker(model, link, coder, "r1", results=cell.results)
+        worker.start()
         app = create_app(cell, settings_for(config), results=cell.results, images=sent_images())
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(
@@ -76,7 +76,7 @@ async def running(
         ) as http:
             await until(lambda: link.epochs)
             yield http
-        await agent.drain()
+        await worker.drain()
 
 
 async def test_a_call_is_followed_from_the_gateway_to_the_replica_and_back(

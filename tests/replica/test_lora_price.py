@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.cell.kinds import build_skill
+from ray_cluster.cell.worker import Worker
 from ray_cluster.config.sections.cell_wide import StorageConfig
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.slices import WorkerArguments
 from ray_cluster.engine.adapters import grouping
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.leases import Registration
-from ray_cluster.replica.denoise.builder import build_agent
+from ray_cluster.replica.host import Host
 from tests.engine.random_models import save_sd
 from tests.replica.lora_files import arguments
 from tests.replica.setup import Link, new_service, until
@@ -54,29 +56,20 @@ async def test_the_share_that_was_measured_is_in_the_registration_and_in_polls(
         results=str(tmp_path / "results"),
         inputs=str(tmp_path / "inputs"),
     )
-    agent = await asyncio.to_thread(
-        build_agent,
-        WorkerArguments(
-            kind="denoise",
-            name="m",
-            pools=(PoolConfig(name="m", model=str(folder), max_px=128),),
-            storage=storage,
-            loras=arguments(tmp_path),
-        ),
-        None,
-        replica_id="one",
-        node="here",
-        coder=coder,
-        link=link,
-        # a thousandth of a second for whatever is done, and a hundredth for each product of a LoRA
-        clock=lambda: 1e-3 * next(ticks) + 1e-2 * len(products),
+    pool = PoolConfig(name="m", model=str(folder), max_px=128)
+    given = WorkerArguments(
+        kind="denoise", name="m", pools=(pool,), storage=storage, loras=arguments(tmp_path)
     )
+    # a thousandth of a second for whatever is done, and a hundredth for each product of a LoRA
+    host = Host("one", "here", link, coder, lambda: 1e-3 * next(ticks) + 1e-2 * len(products))
+    skill = await asyncio.to_thread(build_skill, given, None, host)
     assert products
-    agent.start()
+    worker = Worker(skill)
+    worker.start()
     try:
         await until(lambda: link.last_poll)
         [registration] = link.registrations
         assert registration.step_cost.lora_share > 0
         assert link.last_poll["one"].step_cost.lora_share == registration.step_cost.lora_share
     finally:
-        await agent.drain()
+        await worker.drain()

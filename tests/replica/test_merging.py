@@ -17,7 +17,6 @@ from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.models.loading import LoadedModel, load_model, start_states
 from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.protocol.loras import Lora
-from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
 from tests.engine.harness import all_rows, pool, request
@@ -26,9 +25,10 @@ from tests.engine.random_models import save_sd
 from tests.engine.staged import StagedModel
 from tests.replica.setup import (
     Link,
+    Replica,
     check_image,
-    new_agent,
     new_service,
+    new_worker,
     offer,
     outcomes,
     until,
@@ -38,7 +38,7 @@ SEEDS = {"a": 0, "b": 1}
 
 
 class Subject:
-    """Models of one folder, one for each agent, and the image that every request is to come to."""
+    """Models of one folder, one for each worker, and the image that every request is to come to."""
 
     def __init__(self, folder: Path) -> None:
         save_sd(folder)
@@ -83,24 +83,24 @@ def subject(tmp_path_factory: pytest.TempPathFactory) -> Subject:
 @asynccontextmanager
 async def replicas(
     subject: Subject, coder: Any, count: int
-) -> AsyncIterator[tuple[Link, list[ReplicaAgent]]]:
+) -> AsyncIterator[tuple[Link, list[Replica]]]:
     link = Link(new_service())
     for name in SEEDS:
         link.service.loras.add(Lora(name, name, "m", f"builtin:{name}"))
-    agents = []
+    workers = []
     for number, model in enumerate(subject.models[:count]):
         folder: Any = Folder()
         shelf = LoraShelf(model.inner, folder, max_bytes=1 << 30, open_set=subject.open_set)
-        agents.append(new_agent(model, link, coder, f"r{number}", loras=shelf))
-    for agent in agents:
-        agent.start()
+        workers.append(new_worker(model, link, coder, f"r{number}", loras=shelf))
+    for worker in workers:
+        worker.start()
     try:
-        yield link, agents
+        yield link, workers
     finally:
-        for agent in agents:
-            await agent.drain()
+        for worker in workers:
+            await worker.drain()
             # the model is that of the next test
-            agent._runner._engine.weights.unmerge()
+            worker.skill._runner._engine.weights.unmerge()
         await link.service.close()
 
 
@@ -138,8 +138,8 @@ async def test_one_replica_merges_and_gives_way_to_others(subject: Subject, code
     first = [of_set("a", number, 240) for number in range(2)]
     others = [of_set("b", 1, 4), of_set("", 2, 4), of_set("a", 9, 4)]
     expected = subject.pixels([*first, *others])
-    async with replicas(subject, coder, 1) as (link, [agent]):
-        merger = agent._runner.merger
+    async with replicas(subject, coder, 1) as (link, [worker]):
+        merger = worker.skill._runner.merger
         assert merger is not None
         assert await merged_with_a(link, first) == ["r0"]
         # as it was reported with the poll that names the set
@@ -174,7 +174,7 @@ async def test_beside_a_merged_replica_another_one_makes_the_others(
 async def test_an_idle_merged_replica_takes_others_at_once(subject: Subject, coder: Any) -> None:
     first, other = [of_set("a", number, 40) for number in range(2)], of_set("", 5, 4)
     expected = subject.pixels([*first, other])
-    async with replicas(subject, coder, 1) as (link, [agent]):
+    async with replicas(subject, coder, 1) as (link, [worker]):
         await offer(link.service, first)
         ended = await outcomes(link.service, first)
         await until(lambda: link.last_poll["r0"].merged, "a merge")
@@ -183,5 +183,5 @@ async def test_an_idle_merged_replica_takes_others_at_once(subject: Subject, cod
         ended |= await outcomes(link.service, [other])
         for one in ended.values():
             check_image(one, expected)
-        assert agent._runner.merger is not None
-        assert agent._runner.merger.merged == ""
+        assert worker.skill._runner.merger is not None
+        assert worker.skill._runner.merger.merged == ""

@@ -16,7 +16,6 @@ from ray_cluster.engine.stages.building import build_runner
 from ray_cluster.engine.stages.events import Exported
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.leases import Returned
-from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.requests import state_name
 from ray_cluster.storage.blob_store import BlobStoreError
 from tests.engine.harness import pool
@@ -25,9 +24,10 @@ from tests.replica.setup import (
     BY_ID,
     Link,
     MemoryBlobs,
+    Replica,
     check_image,
-    new_agent,
     new_service,
+    new_worker,
     offer,
     outcomes,
     until,
@@ -44,15 +44,15 @@ def totals_of(link: Link) -> Counter[str]:
 @asynccontextmanager
 async def exchanging(
     model: StagedModel, coder: ImageCoder, blobs: MemoryBlobs, stage: StageName, call: int = 0
-) -> AsyncIterator[tuple[Link, ReplicaAgent, Gate]]:
+) -> AsyncIterator[tuple[Link, Replica, Gate]]:
     """A replica of one place, whose long image was asked back when a stage began with it.
 
     Whether that is worth while is the policy's affair. It goes on when the gate is opened.
     """
     link = Link(new_service())
-    agent = new_agent(model, link, coder, max_in_flight=1, blobs=blobs)
+    worker = new_worker(model, link, coder, max_in_flight=1, blobs=blobs)
     gate = model.gate(stage, LONG.request_id, call=call)
-    agent.start()
+    worker.start()
     try:
         await offer(link.service, [LONG])
         await asyncio.to_thread(gate.await_reached)
@@ -60,10 +60,10 @@ async def exchanging(
         link.service._core._exchanges.plan([(LONG.request_id, SHORT.request_id)])
         link.service._polls.wake()
         await until(lambda: totals_of(link)["preempted"], "the exchange")
-        yield link, agent, gate
+        yield link, worker, gate
     finally:
         gate.open()
-        await agent.drain()
+        await worker.drain()
         await link.service.close()
 
 
@@ -119,12 +119,12 @@ async def test_what_is_cancelled_while_it_gives_way_leaves_no_state(
             asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result(20)
 
     blobs.before = hold
-    async with exchanging(model, coder, blobs, "denoise", 2) as (link, agent, gate):
+    async with exchanging(model, coder, blobs, "denoise", 2) as (link, worker, gate):
         gate.open()
         async with asyncio.timeout(20):
             await reached.wait()
         await link.service.abort([LONG.request_id])
-        await until(lambda: not agent._leases.get(LONG.request_id), "the abort")
+        await until(lambda: not worker.skill.leases.get(LONG.request_id), "the abort")
         go_on.set()
         await outcomes(link.service, [LONG, SHORT])
         await until(lambda: state_name(LONG.request_id) not in blobs.entries, "the deletion")
@@ -156,8 +156,8 @@ async def test_an_urgent_call_is_made_at_once_between_the_steps_of_a_long_image(
     long = replace(LONG, request_id="long", num_steps=40, slo_s=600.0)
     truth = StagedModel(model.inner, [long]).pixels()
     model.before.append(lambda stage, _ids: time.sleep(0.05 if stage == "denoise" else 0.0))
-    agent = new_agent(model, link, coder, max_in_flight=1, blobs=blobs)
-    agent.start()
+    worker = new_worker(model, link, coder, max_in_flight=1, blobs=blobs)
+    worker.start()
     # so that it is known what a step takes with its delay
     await offer(link.service, [BY_ID["r9"]])
     await outcomes(link.service, [BY_ID["r9"]])
@@ -173,7 +173,7 @@ async def test_an_urgent_call_is_made_at_once_between_the_steps_of_a_long_image(
     steps = [ids for at, ids in model.calls if at == "denoise"]
     last = max(at for at, ids in enumerate(steps) if urgent.request_id in ids)
     assert last < len(steps) - 10
-    await agent.drain()
+    await worker.drain()
     await link.service.close()
 
 

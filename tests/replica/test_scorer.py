@@ -1,4 +1,4 @@
-"""A discriminator's agent beside a real dispatch service: leases on images become confidences."""
+"""A discriminator's worker beside a real dispatch service: leases on images become confidences."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from contextlib import asynccontextmanager
 import numpy as np
 import pytest
 
+from ray_cluster.cell.worker import Worker
 from ray_cluster.imaging.small_images import small_image
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Finished, Lease, Poll, Registration
 from ray_cluster.protocol.outcomes import Completed
-from ray_cluster.replica.score.agent import ScorerAgent
+from ray_cluster.replica.score.skill import ScoreSkill
 from ray_cluster.requests import (
     CascadeUse,
     ImageRequest,
@@ -56,22 +57,29 @@ def routed(number: int, prompt: str = "a red circle") -> ImageRequest:
     return image_request(f"r{number}", "heavy", prompt=prompt, cascade=CascadeUse("auto", STAGE))
 
 
+class Judge(Worker):
+    """A worker that scores images."""
+
+    skill: ScoreSkill
+
+
 @asynccontextmanager
-async def judging(scorer: Brightness, link: Link) -> AsyncIterator[ScorerAgent]:
+async def judging(scorer: Brightness, link: Link) -> AsyncIterator[Judge]:
     cost = StepCost(0.001, 0.01)
-    agent = ScorerAgent(
+    skill = ScoreSkill(
         Registration("s", None, 8, 4, cost, pool="judge", kind="score", served_as="judge"),
         scorer,
         link=link,
         clock=time.monotonic,
     )
-    agent.start()
+    worker = Judge(skill)
+    worker.start()
     try:
-        yield agent
+        yield worker
     finally:
         scorer.gate.set()
         link.fails = lambda _name, _side: False
-        await agent.drain()
+        await worker.drain()
         await link.service.close()
 
 
@@ -108,14 +116,14 @@ async def ends(link: Link, requests: Sequence[ImageRequest]) -> dict[str, Comple
 async def test_images_are_scored_in_batches_and_one_that_fails_costs_no_other() -> None:
     scorer, link = Brightness(), Link(new_service())
     requests = [routed(n, BAD if n == 3 else "a red circle") for n in range(6)]
-    async with judging(scorer, link) as agent:
+    async with judging(scorer, link) as worker:
         await until(lambda: link.epochs)
         scorer.gate.clear()
         leases = await light_images(link, requests)
         await until(lambda: scorer.batches)
         scorer.gate.set()
         found = await ends(link, requests)
-        agent.check_alive()
+        worker.check_alive()
     # without settings of the cascade, light images are published
     order = [lease.request.request_id for lease in leases]
     for number, name in enumerate(order):
@@ -141,16 +149,27 @@ async def test_scores_reach_the_dispatcher_though_calls_are_lost(side: str) -> N
     assert len(found) == len(requests)
 
 
+async def test_a_worker_that_leaves_tells_all_that_it_has_counted() -> None:
+    link, requests = Link(new_service()), [routed(n) for n in range(3)]
+    async with judging(Brightness(), link):
+        await until(lambda: link.epochs)
+        await light_images(link, requests)
+        await ends(link, requests)
+    last = link.last_poll["s"]
+    told = {key[0]: value for one in last.metrics or () for key, value in one.samples.items()}
+    assert (last.epoch, last.num_free, told["ray_cluster_confidence_count"]) == (0, 0, 3)
+
+
 async def test_a_batch_that_hangs_is_seen_and_an_abort_is_heard_meanwhile() -> None:
     scorer, link = Brightness(), Link(new_service())
-    async with judging(scorer, link) as agent:
+    async with judging(scorer, link) as worker:
         await until(lambda: link.epochs)
         scorer.gate.clear()
         await light_images(link, [routed(0)])
         await until(lambda: scorer.batches)
-        agent._max_silence_s = 0.0
+        worker.skill._max_silence_s = 0.0
         await asyncio.sleep(0.01)
         with pytest.raises(RuntimeError, match="a batch is scored for"):
-            agent.check_alive()
+            worker.check_alive()
         await link.service.abort(["r0"])
         await until(lambda: not link.last_poll["s"].steps_done_by_id, "the abort")

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.cell.worker import first_settings
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.settings import Settings, settings_of
@@ -14,6 +15,7 @@ from ray_cluster.config.slices import WorkerArguments
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.settings import Capacity, WorkerSettings
+from ray_cluster.replica import retries
 from ray_cluster.replica.denoise import builder
 from tests.engine.staged import StagedModel
 from tests.replica.setup import CONFIG, REQUESTS, check_image, offer, outcomes, serving, until
@@ -30,7 +32,7 @@ def settings(**pool: Any) -> Settings:
 async def test_a_replica_at_work_follows_the_caps_within_its_memory(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
 ) -> None:
-    async with serving(model, coder, "one") as (link, [agent]):
+    async with serving(model, coder, "one") as (link, [worker]):
         await until(lambda: link.epochs)
         await offer(link.service, REQUESTS)
 
@@ -47,7 +49,7 @@ async def test_a_replica_at_work_follows_the_caps_within_its_memory(
             check_image(outcome, pixels)
         [row] = (await link.service.snapshot()).replicas
         assert (row.max_batch, row.max_in_flight) == (4, 12)
-        agent.check_alive()
+        worker.check_alive()
 
 
 def test_a_model_is_loaded_by_arguments_and_settings_together() -> None:
@@ -62,7 +64,7 @@ def test_a_model_is_loaded_by_arguments_and_settings_together() -> None:
 
 
 async def test_the_first_settings_are_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(builder, "_RETRY_S", 0.01)
+    monkeypatch.setattr(retries, "_DISPATCHER_RETRY_S", (0.01,))
     given = WorkerSettings("v", 2, 5, 1.0)
 
     class Late:
@@ -76,4 +78,4 @@ async def test_the_first_settings_are_waited_for(monkeypatch: pytest.MonkeyPatch
             return given
 
     link: Any = Late()
-    assert await builder.first_settings(link, "p") is given
+    assert await first_settings(link, "p") is given

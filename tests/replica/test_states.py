@@ -19,7 +19,6 @@ from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.state_sweeper import StateSweeper
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.outcomes import Completed
-from ray_cluster.replica.denoise.agent import ReplicaAgent
 from ray_cluster.requests import Failure, ImageRequest
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from tests.engine.harness import request
@@ -29,9 +28,10 @@ from tests.replica.setup import (
     REQUESTS,
     Link,
     MemoryBlobs,
+    Replica,
     check_image,
-    new_agent,
     new_service,
+    new_worker,
     offer,
     outcomes,
     serving,
@@ -41,13 +41,13 @@ from tests.replica.setup import (
 EVERY = 2
 
 
-def is_settled(agent: ReplicaAgent) -> bool:
+def is_settled(worker: Replica) -> bool:
     """Whether what the steps so far have exported is in the store."""
-    writer = agent._states.writer
+    writer = worker.skill._states.writer
     return writer.cost_s is not None and not writer._waiting and writer._busy_with is None
 
 
-def export_before_the_next_step(model: StagedModel, agent: ReplicaAgent) -> None:
+def export_before_the_next_step(model: StagedModel, worker: Replica) -> None:
     """Have every step wait until the copies of the one before are kept."""
     num_steps = 0
 
@@ -55,25 +55,25 @@ def export_before_the_next_step(model: StagedModel, agent: ReplicaAgent) -> None
         nonlocal num_steps
         if stage == "denoise":
             end_s = time.monotonic() + 20
-            while num_steps and not is_settled(agent) and time.monotonic() < end_s:
+            while num_steps and not is_settled(worker) and time.monotonic() < end_s:
                 time.sleep(0.002)
             num_steps += 1
 
     model.before.append(hook)
 
 
-async def kill(agent: ReplicaAgent, gate: Gate | None = None) -> None:
-    """End an agent as a crash would: nothing is handed back, exported or reported."""
-    tasks = (*agent._loops, *agent._beginnings.tasks, *agent._endings.tasks)
+async def kill(worker: Replica, gate: Gate | None = None) -> None:
+    """End a worker as a crash would: nothing is handed back, exported or reported."""
+    tasks = (*worker._tasks, *worker.skill._beginnings.tasks, *worker.skill._endings.tasks)
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-    stopping = asyncio.create_task(asyncio.to_thread(agent._runner.stop))
-    await until(lambda: agent._runner.num_in_flight == 0)
+    stopping = asyncio.create_task(asyncio.to_thread(worker.skill._runner.stop))
+    await until(lambda: worker.skill._runner.num_in_flight == 0)
     if gate is not None:
         gate.open()
     await stopping
-    await asyncio.to_thread(agent._states.stop)
+    await asyncio.to_thread(worker.skill._states.stop)
 
 
 async def be_let_go(service: DispatchService) -> None:
@@ -85,12 +85,12 @@ async def fall_silent(service: DispatchService) -> None:
 
 
 async def run_to_step(
-    model: StagedModel, agent: ReplicaAgent, link: Link, one: ImageRequest, num_steps: int
+    model: StagedModel, worker: Replica, link: Link, one: ImageRequest, num_steps: int
 ) -> Gate:
     """Start a request alone and stop it when it has taken so many steps."""
-    export_before_the_next_step(model, agent)
+    export_before_the_next_step(model, worker)
     gate = model.gate("denoise", one.request_id, call=num_steps)
-    agent.start()
+    worker.start()
     await offer(link.service, [one])
     await asyncio.to_thread(gate.await_reached)
     return gate
@@ -116,9 +116,9 @@ async def test_the_request_of_a_killed_replica_repeats_few_steps(
     assert one.num_steps == 7
     timeout_s = 1.0 if end is fall_silent else 60.0
     link = Link(new_service(replica_timeout_s=timeout_s))
-    agent = new_agent(model, link, coder, "one", blobs=blobs, every=EVERY)
-    gate = await run_to_step(model, agent, link, one, num_steps)
-    await kill(agent, gate)
+    worker = new_worker(model, link, coder, "one", blobs=blobs, every=EVERY)
+    gate = await run_to_step(model, worker, link, one, num_steps)
+    await kill(worker, gate)
     model.before.clear()
     assert bool(blobs.entries) == (num_steps >= EVERY)
     await end(link.service)
@@ -140,12 +140,12 @@ async def test_replicas_that_are_killed_at_any_moment_leave_every_image_as_it_is
     chance, blobs, link = random.Random(7), MemoryBlobs(), Link(new_service())
     model.before.append(lambda *_: time.sleep(0.01))
     for life in range(5):
-        agent = new_agent(model, link, coder, f"life-{life}", blobs=blobs, every=EVERY)
-        agent.start()
+        worker = new_worker(model, link, coder, f"life-{life}", blobs=blobs, every=EVERY)
+        worker.start()
         if life == 0:
             await offer(link.service, REQUESTS)
         await asyncio.sleep(chance.uniform(0.1, 0.6))
-        await kill(agent)
+        await kill(worker)
         await link.service.unregister(f"life-{life}")
     async with serving(model, coder, "last", link=link, blobs=blobs, every=EVERY):
         for outcome in (await outcomes(link.service, REQUESTS)).values():
@@ -180,13 +180,13 @@ async def test_a_store_that_is_no_help_costs_no_request(
 ) -> None:
     blobs, link = MemoryBlobs(), Link(new_service())
     fault = blobs.before = Fault(how)
-    agent = new_agent(model, link, coder, "one", blobs=blobs, every=1)
-    export_before_the_next_step(model, agent)
+    worker = new_worker(model, link, coder, "one", blobs=blobs, every=1)
+    export_before_the_next_step(model, worker)
     gate = model.gate("denoise", "r1", call=3)
-    agent.start()
+    worker.start()
     await offer(link.service, REQUESTS[:5])
     await asyncio.to_thread(gate.await_reached)
-    await kill(agent, gate)
+    await kill(worker, gate)
     model.before.clear()
     num_states = len(blobs.entries)
     assert bool(num_states) == (how != "put")
@@ -198,8 +198,8 @@ async def test_a_store_that_is_no_help_costs_no_request(
     await link.service.unregister("one")
     num_left = (await link.service.snapshot()).num_waiting
     async with serving(model, coder, link=link):
-        two = new_agent(model, link, coder, "two", blobs=blobs, every=1)
-        two._states._max_load_s = 0.2
+        two = new_worker(model, link, coder, "two", blobs=blobs, every=1)
+        two.skill._states._max_load_s = 0.2
         two.start()
         for outcome in (await outcomes(link.service, REQUESTS[:5])).values():
             check_image(outcome, pixels)
@@ -220,9 +220,9 @@ async def test_a_drain_whose_store_takes_nothing_hands_the_leases_back_all_the_s
 ) -> None:
     blobs, link = MemoryBlobs(), Link(new_service())
     blobs.before = Fault("put")
-    agent = new_agent(model, link, coder, "one", blobs=blobs)
-    gate = await run_to_step(model, agent, link, BY_ID["r4"], 4)
-    draining = asyncio.create_task(agent.drain())
+    worker = new_worker(model, link, coder, "one", blobs=blobs)
+    gate = await run_to_step(model, worker, link, BY_ID["r4"], 4)
+    draining = asyncio.create_task(worker.drain())
     await asyncio.sleep(0.1)
     gate.open()
     await draining
@@ -237,21 +237,21 @@ async def test_a_slow_load_does_not_hold_up_other_requests_and_can_be_aborted(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
 ) -> None:
     blobs, link = MemoryBlobs(), Link(new_service())
-    agent = new_agent(model, link, coder, "one", blobs=blobs, every=EVERY)
-    gate = await run_to_step(model, agent, link, BY_ID["r4"], 4)
-    await kill(agent, gate)
+    worker = new_worker(model, link, coder, "one", blobs=blobs, every=EVERY)
+    gate = await run_to_step(model, worker, link, BY_ID["r4"], 4)
+    await kill(worker, gate)
     model.before.clear()
     await link.service.unregister("one")
     blobs.before = Fault("hang")
     async with serving(model, coder, "two", link=link, blobs=blobs) as (_, (two,)):
-        await until(lambda: two._beginnings.ids, "the load")
+        await until(lambda: two.skill._beginnings.ids, "the load")
         # it has not begun: what it takes part in says so
         assert two._poll(1).steps_done_by_id == {"r4": 0}
         await link.service.offer([BY_ID["r0"]])
         check_image((await outcomes(link.service, [BY_ID["r0"]]))["r0"], pixels)
         await link.service.abort(["r4"])
-        await until(lambda: not two._leases, "the abort")
-        assert not two._beginnings.ids
+        await until(lambda: not two.skill.leases, "the abort")
+        assert not two.skill._beginnings.ids
         await until(lambda: not blobs.entries, "the end of its state")
     assert model.steps_of("r4") == 5
 
@@ -268,7 +268,7 @@ async def test_many_requests_with_aborts_and_a_death_leave_nothing_behind(
     # enough steps that some are on their way when the replica dies
     requests = [request(f"n{i}", seed=i, num_steps=8 + i % 16) for i in range(24)]
     aborted = set(chance.sample([one.request_id for one in requests], 8))
-    mortal = new_agent(model, link, coder, "mortal", blobs=store, every=1)
+    mortal = new_worker(model, link, coder, "mortal", blobs=store, every=1)
     mortal.start()
     async with serving(model, coder, "two", "three", link=link, blobs=store, every=1):
         await until(lambda: len(link.epochs) == 3)

@@ -31,8 +31,8 @@ from tests.replica.setup import (
     Link,
     MemoryBlobs,
     check_image,
-    new_agent,
     new_service,
+    new_worker,
     offer,
     outcomes,
     serving,
@@ -72,7 +72,7 @@ def check_failure(outcome: Any, stage: str, kind: str = "Odd") -> None:
 
 
 async def check_it_fails_alone(
-    link: Link, agent: Any, pixels: dict[str, Any], stage: str, kind: str = "Odd"
+    link: Link, worker: Any, pixels: dict[str, Any], stage: str, kind: str = "Odd"
 ) -> None:
     """Check that r2 alone fails, and that the replica goes on and has a slot for each other."""
     found = await outcomes(link.service, FOUR)
@@ -81,9 +81,9 @@ async def check_it_fails_alone(
         check_image(outcome, pixels)
     await offer(link.service, [REQUESTS[4]])
     check_image((await outcomes(link.service, [REQUESTS[4]]))["r4"], pixels)
-    agent.check_alive()
-    await until(lambda: not len(agent._leases) and not agent._runner.num_in_flight)
-    assert not agent._beginnings.ids
+    worker.check_alive()
+    await until(lambda: not len(worker.skill.leases) and not worker.skill._runner.num_in_flight)
+    assert not worker.skill._beginnings.ids
 
 
 async def test_one_that_the_runner_does_not_take_fails_alone(
@@ -93,13 +93,13 @@ async def test_one_that_the_runner_does_not_take_fails_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """On the direct path it would have ended the polling task."""
-    async with serving(model, coder, "one") as (link, (agent,)):
-        real = agent._runner.submit
-        agent._runner.submit = OddAt(  # type: ignore[method-assign]
+    async with serving(model, coder, "one") as (link, (worker,)):
+        real = worker.skill._runner.submit
+        worker.skill._runner.submit = OddAt(  # type: ignore[method-assign]
             real, Odd(f"{SECRET}: {BY_ID['r2'].prompt}"), lambda one: one.request_id == "r2"
         )
         await offer(link.service, FOUR)
-        await check_it_fails_alone(link, agent, pixels, "replica")
+        await check_it_fails_alone(link, worker, pixels, "replica")
     (record,) = [one for one in caplog.records if "unexpectedly" in one.getMessage()]
     assert record.levelno == logging.ERROR
     text = logging.Formatter().format(record)
@@ -114,14 +114,14 @@ async def test_one_whose_needs_cannot_be_fetched_fails_alone(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder, error: BaseException
 ) -> None:
     """Its task would have died and held its lease for ever, also if what it awaits is cancelled."""
-    async with serving(model, coder, "one") as (link, (agent,)):
-        gathering: Any = agent._beginnings._gathering
-        gathering.is_needed = lambda _lease: True
-        gathering.gather = OddAt(
-            gathering.gather, error, lambda lease: lease.request.request_id == "r2"
+    async with serving(model, coder, "one") as (link, (worker,)):
+        beginnings: Any = worker.skill._beginnings
+        beginnings._is_needed = lambda _lease: True
+        beginnings._gather = OddAt(
+            beginnings._gather, error, lambda lease: lease.request.request_id == "r2"
         )
         await offer(link.service, FOUR)
-        await check_it_fails_alone(link, agent, pixels, "replica", type(error).__name__)
+        await check_it_fails_alone(link, worker, pixels, "replica", type(error).__name__)
 
 
 async def test_a_state_that_cannot_be_loaded_costs_its_steps_alone(
@@ -129,8 +129,8 @@ async def test_a_state_that_cannot_be_loaded_costs_its_steps_alone(
 ) -> None:
     blobs = MemoryBlobs()
     blobs.before = lambda call, _name: odd() if call == "get" else None
-    async with serving(model, coder, "one", blobs=blobs) as (link, (agent,)):
-        assert await agent._states.load(FOUR[0], agent._runner.device) is None
+    async with serving(model, coder, "one", blobs=blobs) as (link, (worker,)):
+        assert await worker.skill._states.load(FOUR[0], worker.skill._runner.device) is None
         await offer(link.service, FOUR[:1])
         check_image((await outcomes(link.service, FOUR[:1]))["r0"], pixels)
 
@@ -156,9 +156,9 @@ def cancelled() -> Future[bytes]:
 async def test_an_image_that_cannot_be_coded_fails_alone(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder, result: Any, kind: str
 ) -> None:
-    async with serving(model, OddCoder(coder, result), "one") as (link, (agent,)):
+    async with serving(model, OddCoder(coder, result), "one") as (link, (worker,)):
         await offer(link.service, FOUR)
-        await check_it_fails_alone(link, agent, pixels, "coding", kind)
+        await check_it_fails_alone(link, worker, pixels, "coding", kind)
 
 
 async def test_one_that_the_coder_finds_invalid_ends_as_that(
@@ -167,7 +167,7 @@ async def test_one_that_the_coder_finds_invalid_ends_as_that(
     def invalid() -> Future[bytes]:
         raise InvalidRequest("too wide for webp", "output_format")
 
-    async with serving(model, OddCoder(coder, invalid), "one") as (link, _agents):
+    async with serving(model, OddCoder(coder, invalid), "one") as (link, _workers):
         await offer(link.service, [BY_ID["r2"]])
         failure = (await outcomes(link.service, [BY_ID["r2"]]))["r2"]
         assert isinstance(failure, Failure)
@@ -193,15 +193,15 @@ async def test_one_that_cannot_be_preempted_begins_anew(
 ) -> None:
     """It had left the engine, and its lease was held for ever."""
     exchanging = test_preemption.exchanging
-    async with exchanging(model, coder, MemoryBlobs(), "denoise", 1) as (link, agent, gate):
-        monkeypatch.setattr(agent._states, "keep_all", odd)
+    async with exchanging(model, coder, MemoryBlobs(), "denoise", 1) as (link, worker, gate):
+        monkeypatch.setattr(worker.skill._states, "keep_all", odd)
         gate.open()
         both = [test_preemption.LONG, test_preemption.SHORT]
         for outcome in (await outcomes(link.service, both)).values():
             check_image(outcome, pixels)
         (back,) = test_preemption.returned(link)
         assert back.steps_done == 0
-        agent.check_alive()
+        worker.check_alive()
         monkeypatch.undo()
 
 
@@ -210,14 +210,14 @@ async def test_loras_that_come_late_and_fail_oddly_end_the_request_alone(
 ) -> None:
     """It would have waited for them in the engine for ever, in a slot of it."""
     shelf, one = test_late_loras.Shelf(model), test_late_loras.late("one")
-    async with test_late_loras.serving(model, coder, shelf) as (link, agent):
+    async with test_late_loras.serving(model, coder, shelf) as (link, worker):
         await offer(link.service, [one])
         await until(lambda: shelf.asked)
         shelf.error = Odd(SECRET)  # type: ignore[assignment]
         shelf.gate.set()
         check_failure((await outcomes(link.service, [one]))["one"], "lora")
-        await until(lambda: not agent._runner.num_in_flight)
-        agent.check_alive()
+        await until(lambda: not worker.skill._runner.num_in_flight)
+        worker.check_alive()
 
 
 @pytest.mark.parametrize("fails_at", ["store", "question"])
@@ -255,14 +255,14 @@ async def test_an_image_that_is_scored_oddly_has_no_confidence_and_the_others_ha
     """The scoring task would have died, and with it the replica and all its leases."""
     link, scorer = Link(new_service()), OddScorer(fail)
     requests = [test_scorer.routed(n, "odd" if n == 1 else "a red circle") for n in range(4)]
-    async with test_scorer.judging(scorer, link) as agent:
+    async with test_scorer.judging(scorer, link) as worker:
         await until(lambda: link.epochs)
         scorer.gate.clear()
         await test_scorer.light_images(link, requests)
         await until(lambda: scorer.batches)
         scorer.gate.set()
         found = await test_scorer.ends(link, requests)
-        agent.check_alive()
+        worker.check_alive()
     for request in requests:
         answer = found[request.request_id].cascade
         assert answer is not None
@@ -271,10 +271,12 @@ async def test_an_image_that_is_scored_oddly_has_no_confidence_and_the_others_ha
 
 async def test_a_score_without_an_image_fails_alone() -> None:
     link, ended = Link(new_service()), list[Any]()
-    async with test_scorer.judging(test_scorer.Brightness(), link) as agent:
-        leases: Any = agent._leases
+    async with test_scorer.judging(test_scorer.Brightness(), link) as worker:
+        leases: Any = worker.skill.leases
         leases.end = lambda _request, event: ended.append(event)
-        await agent._score([Lease(Fence(1, n), test_scorer.routed(n), 9.0, 0.0) for n in (0, 1)])
+        await worker.skill._score(
+            [Lease(Fence(1, n), test_scorer.routed(n), 9.0, 0.0) for n in (0, 1)]
+        )
         assert [one.failure.stage for one in ended] == ["score", "score"]
 
 
@@ -283,18 +285,18 @@ async def test_a_device_that_is_lost_still_ends_the_scoring() -> None:
         raise DeviceBroken("the device is lost")
 
     link = Link(new_service())
-    async with test_scorer.judging(OddScorer(lose), link) as agent:
+    async with test_scorer.judging(OddScorer(lose), link) as worker:
         await until(lambda: link.epochs)
         await test_scorer.light_images(link, [test_scorer.routed(0, "odd")])
-        await until(agent._tasks[2].done)
+        await until(worker._tasks[2].done)
         with pytest.raises(RuntimeError, match="the scoring task has died"):
-            agent.check_alive()
+            worker.check_alive()
 
 
 async def test_a_lora_whose_fetch_fails_oddly_fails_alone() -> None:
     """The health check would have ended the store, and the fetches of all others with it."""
     link, folder = new_link("pastel", "outline"), MemoryFolder()
-    async with storing(folder, link) as agent:
+    async with storing(folder, link) as worker:
         folder.mistake = Odd(SECRET)
         await use(link, "pastel")
         await until(lambda: status(link, "pastel").state == "failed")
@@ -303,7 +305,7 @@ async def test_a_lora_whose_fetch_fails_oddly_fails_alone() -> None:
         folder.mistake = None
         await use(link, "outline")
         await until(lambda: status(link, "outline").state == "ready")
-        agent.check_alive()
+        worker.check_alive()
 
 
 async def test_a_replica_that_leaves_cancels_what_it_fetches(
@@ -311,18 +313,18 @@ async def test_a_replica_that_leaves_cancels_what_it_fetches(
 ) -> None:
     """A real cancellation is none of these errors: nothing is reported as failed."""
     link = Link(new_service())
-    agent: Any = new_agent(model, link, coder)
-    gathering = agent._beginnings._gathering
+    worker: Any = new_worker(model, link, coder)
+    beginnings = worker.skill._beginnings
     begun = asyncio.Event()
 
     async def wait(*_: object, **_options: object) -> None:
         begun.set()
         await asyncio.Event().wait()
 
-    gathering.is_needed, gathering.gather = lambda _lease: True, wait
-    agent.start()
+    beginnings._is_needed, beginnings._gather = lambda _lease: True, wait
+    worker.start()
     await offer(link.service, FOUR[:1])
     await begun.wait()
-    await agent.drain()
+    await worker.drain()
     assert not any(isinstance(one, Completed) or hasattr(one, "failure") for one in link.reported)
     await link.service.close()

@@ -30,15 +30,15 @@ from tests.replica.setup import (
 async def test_many_requests_on_two_replicas_are_each_completed_once(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
 ) -> None:
-    async with serving(model, coder, "one", "two") as (link, agents):
+    async with serving(model, coder, "one", "two") as (link, workers):
         await until(lambda: len(link.epochs) == 2)
         await offer(link.service, REQUESTS)
         for outcome in (await outcomes(link.service, REQUESTS)).values():
             check_image(outcome, pixels)
             assert isinstance(outcome, Completed)
             assert outcome.attempts == 1
-        for agent in agents:
-            agent.check_alive()
+        for worker in workers:
+            worker.check_alive()
         snapshot = await link.service.snapshot()
         assert snapshot.totals["completed"] == len(REQUESTS)
         assert (snapshot.num_waiting, snapshot.num_leased) == (0, 0)
@@ -49,7 +49,7 @@ async def test_an_aborted_request_leaves_the_replica_and_its_peers_go_on(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder
 ) -> None:
     gate = model.gate("denoise", "r1", call=1)
-    async with serving(model, coder, "one") as (link, _agents):
+    async with serving(model, coder, "one") as (link, _workers):
         await offer(link.service, REQUESTS[:4])
         await asyncio.to_thread(gate.await_reached)
         await link.service.abort(["r1"])
@@ -76,7 +76,7 @@ async def test_a_failing_request_is_reported_with_its_stage_and_the_replica_goes
             raise RuntimeError("out of luck")
 
     model.before.append(hook)
-    async with serving(model, coder, "one") as (link, agents):
+    async with serving(model, coder, "one") as (link, workers):
         await offer(link.service, REQUESTS[:4])
         found = await outcomes(link.service, REQUESTS[:4])
         failure = found.pop("r2")
@@ -85,13 +85,13 @@ async def test_a_failing_request_is_reported_with_its_stage_and_the_replica_goes
         assert "out of luck" in failure.message
         for outcome in found.values():
             check_image(outcome, pixels)
-        agents[0].check_alive()
+        workers[0].check_alive()
 
 
 async def test_a_prompt_that_is_too_long_comes_back_as_invalid(
     model: StagedModel, coder: ImageCoder
 ) -> None:
-    async with serving(model, coder, "one") as (link, _agents):
+    async with serving(model, coder, "one") as (link, _workers):
         long = request("long", prompt="red " * 40)
         await offer(link.service, [long])
         failure = (await outcomes(link.service, [long]))["long"]
@@ -129,7 +129,7 @@ async def test_an_image_that_cannot_be_coded_fails_alone(
     model: StagedModel, pixels: dict[str, Any], coder: ImageCoder, error: Exception, at_once: bool
 ) -> None:
     broken = BrokenCoder(coder, error, at_once=at_once)
-    async with serving(model, broken, "one") as (link, agents):
+    async with serving(model, broken, "one") as (link, workers):
         await offer(link.service, REQUESTS[:4])
         found = await outcomes(link.service, REQUESTS[:4])
         failure = found.pop("r2")
@@ -137,4 +137,4 @@ async def test_an_image_that_cannot_be_coded_fails_alone(
         assert (failure.kind, failure.stage) == ("error", "coding")
         for outcome in found.values():
             check_image(outcome, pixels)
-        agents[0].check_alive()
+        workers[0].check_alive()

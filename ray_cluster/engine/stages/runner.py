@@ -74,7 +74,7 @@ class EngineRunner:
         self.merger = merger
         self._engine = engine
         self._on_event: Callable[[RunnerEvent], None] = lambda _event: None
-        self._clock = clock
+        self.clock = clock
         self._limit = max_batch if isinstance(max_batch, BatchLimit) else BatchLimit(max_batch)
         self._live = LiveTickets()
         seeing, encoding, decoding = (StageStream(self.device, is_urgent=False) for _ in range(3))
@@ -143,7 +143,7 @@ class EngineRunner:
             on_event: called for every event, from the runner's threads; must return quickly.
         """
         self._on_event = on_event
-        self._heartbeat_s = self._clock()
+        self._heartbeat_s = self.clock()
         for thread in self._threads.values():
             thread.start()
 
@@ -194,7 +194,7 @@ class EngineRunner:
         silences_s = (
             self._images.silence_s,
             self._encode.silence_s,
-            self._clock() - self._heartbeat_s,
+            self.clock() - self._heartbeat_s,
             self._decode.silence_s,
         )
         for thread, silence_s in zip(self._threads.values(), silences_s, strict=True):
@@ -234,7 +234,7 @@ class EngineRunner:
             raise ValueError(f"the edit {request.request_id!r} comes without its pixels")
         if len(maps) != len(request.add_ons.controls):
             raise ValueError(f"{request.request_id!r} comes with {len(maps)} maps")
-        now_s = self._clock()
+        now_s = self.clock()
         ticket = Ticket(
             request,
             now_s - read_s - queued_s,
@@ -345,7 +345,7 @@ class EngineRunner:
             self._tell(Broken(ticket.request, error))
 
     def _enter_engine(self, ticket: Ticket, state: RequestState) -> None:
-        now_s = self._clock()
+        now_s = self.clock()
         state.arrival_s, state.deadline_s = ticket.arrival_s, ticket.deadline_s
         state.queued_s, state.maps = ticket.queued_s, ticket.maps
         state.encode_s += now_s - ticket.entered_s
@@ -366,7 +366,7 @@ class EngineRunner:
         # no local may keep a row alive while the thread waits for the next
         while not self._stopping.is_set():
             self._commands.carry_out(wait_s=0.0 if self._engine.can_step else _IDLE_WAKE_S)
-            self._heartbeat_s = self._clock()
+            self._heartbeat_s = self.clock()
             if self._engine.can_step:
                 self._step()
 
@@ -380,7 +380,7 @@ class EngineRunner:
             self.merger.after_step(report)
 
     def _hand_on(self, report: StepReport) -> None:
-        now_s = self._clock()
+        now_s = self.clock()
         self._decode.put_previews(report.previews)
         for state in report.finished:
             ticket = self._live.of_state(state)
@@ -397,4 +397,4 @@ class EngineRunner:
         """Take a ticket's own row out of the engine; another one of the same id stays."""
         if ticket.state is not None and self._engine.holds(ticket.state):
             self._engine.abort(ticket.request.request_id)
-            ticket.state.denoise_s += self._clock() - ticket.entered_s
+            ticket.state.denoise_s += self.clock() - ticket.entered_s

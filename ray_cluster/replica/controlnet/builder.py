@@ -1,4 +1,4 @@
-"""From a ControlNet's configuration to its agent: loaded, measured, joined."""
+"""From a ControlNet's configuration to its skill: loaded, measured, joined."""
 
 from __future__ import annotations
 
@@ -8,41 +8,33 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from ray_cluster.config.slices import WorkerArguments, registered
+from ray_cluster.config.slices import WorkerArguments
 from ray_cluster.engine.controlnets.bank import BankRow, ControlNetBank
 from ray_cluster.engine.controlnets.loading import load_bank
 from ray_cluster.engine.stages.warmup import device_name, prepare_threads
-from ray_cluster.policies.costs.cost_model import fitted_cost
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.dispatcher import DispatcherLink
-from ray_cluster.protocol.leases import Registration
 from ray_cluster.protocol.settings import WorkerSettings, in_force
-from ray_cluster.replica.controlnet.agent import ControlNetAgent
 from ray_cluster.replica.controlnet.server import ControlNetServer
+from ray_cluster.replica.controlnet.skill import ControlNetSkill
+from ray_cluster.replica.host import Host
+from ray_cluster.replica.measuring import measured_cost
 
 logger = logging.getLogger(__name__)
 
-_REPEATS = 5
 # side of the latents that it is measured with
 _LATENT_SIDE = 16
 _KEY = "measured"
 
 
-def build_controlnet(
-    arguments: WorkerArguments,
-    settings: WorkerSettings | None,
-    *,
-    replica_id: str,
-    node: str,
-    link: DispatcherLink,
-    clock: Callable[[], float],
-) -> ControlNetAgent:
-    """Load a ControlNet, measure it, and return its agent, not yet started.
+def build(
+    arguments: WorkerArguments, settings: WorkerSettings | None, host: Host
+) -> ControlNetSkill:
+    """Load a ControlNet, measure it, and return its skill, not yet started.
 
     Raises:
         ConfigError, ModelUnsupported: see :func:`ray_cluster.engine.controlnets.loading.load_bank`.
     """
-    started_s = clock()
+    began_s, clock = host.clock(), host.clock
     (given,) = arguments.controlnets
     given = in_force(given, settings)
     max_batch = given.max_batch
@@ -59,34 +51,16 @@ def build_controlnet(
     )
     step_cost = server.call(lambda: measure_controlnet(bank, max_batch=max_batch, clock=clock))
     logger.info("ControlNet %s: a step %s", given.name, step_cost)
-    return ControlNetAgent(
-        Registration(
-            replica_id=replica_id,
-            profile=None,
-            max_in_flight=max_batch,
-            max_batch=max_batch,
-            step_cost=step_cost,
-            pool=given.name,
-            kind="control",
-            served_as=given.name,
-            device_type=device_name(device),
-            node=node,
-            load_s=clock() - started_s,
-            arguments=registered(given),
-        ),
-        server,
-        link=link,
-        settings=settings,
+    registration = host.registration(
+        "control", given, step_cost=step_cost, began_s=began_s, device_type=device_name(device)
     )
+    return ControlNetSkill(registration, server, link=host.link, settings=settings)
 
 
 def measure_controlnet(
     bank: ControlNetBank, *, max_batch: int, clock: Callable[[], float]
 ) -> StepCost:
-    """Return what a step of a ControlNet costs, without guidance.
-
-    The fastest of several is fitted: what else the machine does only makes them slower.
-    """
+    """Return what a step of a ControlNet costs, without guidance."""
     executor, side = bank.executor, _LATENT_SIDE
     size_px = side * executor.map_factor
     conditioning = executor.blank_conditioning()
@@ -95,22 +69,13 @@ def measure_controlnet(
         control_map = torch.from_numpy(np.zeros((size_px, size_px, 3), np.uint8))
         bank.open(f"{_KEY}{index}", conditioning, control_map)
     latents = torch.zeros(executor.num_channels, side, side)
-
-    def fastest_s(count: int) -> float:
-        rows = [BankRow(f"{_KEY}{index}", latents, 500.0) for index in range(count)]
-        found = []
-        for _ in range(1 + _REPEATS):
-            began_s = clock()
-            bank.compute(rows)
-            found.append(clock() - began_s)
-        return min(found[1:])
-
+    rows = [BankRow(f"{_KEY}{index}", latents, 500.0) for index in range(several)]
     try:
-        return fitted_cost(
+        return measured_cost(
             (size_px, size_px),
-            alone_s=fastest_s(1),
-            together_s=fastest_s(several),
-            num_together=several,
+            lambda count: bank.compute(rows[:count]),
+            max_batch=max_batch,
+            clock=clock,
         )
     finally:
         for index in range(several):

@@ -93,7 +93,7 @@ class RemoteControlNets:
     ) -> None:
         self._clock = clock
         self._on_ready = on_ready
-        self._on_overdue: Callable[[str], None] = lambda _request_id: None
+        self._on_overdue: Callable[[str], object] = lambda _request_id: None
         self._connector = connector
         self._metrics = ControlNetClientMetrics()
         self._calls = ControlNetCalls(clock=clock, metrics=self._metrics, patience_s=patience_s)
@@ -144,7 +144,7 @@ class RemoteControlNets:
         """Have something called after each future that is set; must return quickly."""
         self._on_ready = wake
 
-    def call_when_overdue(self, report: Callable[[str], None]) -> None:
+    def call_when_overdue(self, report: Callable[[str], object]) -> None:
         """Have something called with the id of a request that waits for a ControlNet too long.
 
         From another thread, and again until the request leaves; it must return quickly.

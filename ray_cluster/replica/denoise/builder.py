@@ -1,18 +1,18 @@
-"""From a pool's configuration to a replica's agent: model loaded and warmed up, parts joined."""
+"""From a pool's configuration to a replica's skill: model loaded and warmed up, parts joined."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 
 from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.config.sections.pools import PoolConfig
-from ray_cluster.config.slices import WorkerArguments, registered
+from ray_cluster.config.slices import WorkerArguments
 from ray_cluster.engine.batch.step_costs import StepCosts
 from ray_cluster.engine.controlnets.loading import load_bank
 from ray_cluster.engine.controlnets.local import LocalControlNets, SplitControlNets
@@ -23,20 +23,18 @@ from ray_cluster.engine.models.loading import LoadedModel, load_model
 from ray_cluster.engine.stages.building import build_runner
 from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.engine.stages.warmup import device_name, prepare_threads, warm_up
-from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.models.local import model_digest
 from ray_cluster.models.prompt_tokens import digest_of
 from ray_cluster.policies.types import StepCost
-from ray_cluster.protocol.dispatcher import DispatcherLink
-from ray_cluster.protocol.leases import LoadedWords, Registration
+from ray_cluster.protocol.leases import LoadedWords
 from ray_cluster.protocol.settings import WorkerSettings, in_force
 from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.replica.delivery import Delivery
-from ray_cluster.replica.denoise.agent import ReplicaAgent
-from ray_cluster.replica.denoise.beginnings import ReplicaAddOns
 from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.replica.denoise.sent_images import EditImages, reading_per_megapixel_s
+from ray_cluster.replica.denoise.skill import DenoiseSkill
+from ray_cluster.replica.host import Host
 from ray_cluster.replica.lora_store.folder import LoraFolder
 from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.storage.blob_store import BlobStore
@@ -44,22 +42,8 @@ from ray_cluster.storage.inputs import InputStore
 
 logger = logging.getLogger(__name__)
 
-_RETRY_S = 0.5
 # of a step that nobody has measured
 _UNKNOWN = StepCost(fixed_s=0.1, per_megapixel_s=1.0, source="modelled")
-
-
-async def first_settings(link: DispatcherLink, pool: str) -> WorkerSettings | None:
-    """Return what a replica of the pool starts with, as soon as a dispatcher answers."""
-    failures = 0
-    while True:
-        try:
-            return await link.pool_settings(pool)
-        except DispatcherUnavailable as error:
-            if failures == 0:
-                logger.warning("the settings are waited for: %s", error)
-            failures += 1
-            await asyncio.sleep(_RETRY_S)
 
 
 def started_pool(arguments: WorkerArguments, settings: WorkerSettings | None) -> PoolConfig:
@@ -71,28 +55,17 @@ def started_pool(arguments: WorkerArguments, settings: WorkerSettings | None) ->
     return in_force(pool, settings).model_copy(update={"fidelity": None})
 
 
-def build_agent(
-    arguments: WorkerArguments,
-    settings: WorkerSettings | None,
-    *,
-    replica_id: str,
-    node: str,
-    coder: ImageCoder,
-    link: DispatcherLink,
-    clock: Callable[[], float],
-    is_measured: bool = True,
-) -> ReplicaAgent:
-    """Load the model of a pool, warm it up, and return the agent, not yet started.
+def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Host) -> DenoiseSkill:
+    """Load the model of a pool, warm it up, and return its skill, not yet started.
 
-    Args:
-        settings: what it starts with; None for the defaults.
-        is_measured: whether it makes some steps first; without, only requests tell what they cost.
+    For a brief call no step is made first: only requests tell what they cost.
 
     Raises:
         ConfigError, ModelUnsupported, MemoryRefused: see
             :func:`ray_cluster.engine.models.loading.load_model`.
     """
-    pool, storage, started_s = started_pool(arguments, settings), arguments.storage, clock()
+    began_s, clock, coder = host.clock(), host.clock, host.coder
+    pool, storage = started_pool(arguments, settings), arguments.storage
     prepare_threads(pool.num_threads)
     model = load_model(pool)
     digest = model_digest(resolve_folder(pool.model))
@@ -112,42 +85,37 @@ def build_agent(
         controls=SplitControlNets(local, remote, frozenset(local.names)) if local.names else remote,
         merges=arguments.loras.merges,
     )
-    step_cost = _measured(runner, pool, coder, clock, local) if is_measured else _UNKNOWN
+    step_cost = _UNKNOWN if host.is_brief else _measured(runner, pool, coder, clock, local)
     costs.begin(step_cost)
     logger.info("pool %s: %s; step %s", pool.name, model.memory.explanation, step_cost)
-    return ReplicaAgent(
+    return DenoiseSkill(
         replace(
-            _registration(pool, model, step_cost),
-            replica_id=replica_id,
-            node=node,
-            load_s=clock() - started_s,
+            host.registration("denoise", pool, step_cost=step_cost, began_s=began_s),
+            served_as="",
             model_digest=digest,
+            **_facts(pool, model),
         ),
         runner=runner,
         delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
         states=states,
-        add_ons=ReplicaAddOns(_shelf(runner.model, arguments.loras), remote),
-        link=link,
-        clock=clock,
+        loras=_shelf(runner.model, arguments.loras),
+        controls=remote,
+        link=host.link,
         settings=settings,
     )
 
 
-def _registration(pool: PoolConfig, model: LoadedModel, step_cost: StepCost) -> Registration:
-    """Return what a replica of the pool is, but for its own name, node, files and loading time."""
+def _facts(pool: PoolConfig, model: LoadedModel) -> dict[str, Any]:
+    """Return what a replica registers of its model."""
     tokenizers = model.encoder.tokenizers
-    return Registration(
-        replica_id="",
-        profile=replace(model.profile, prompt_digest=digest_of(tokenizers)),
-        max_in_flight=pool.max_in_flight,
-        max_batch=pool.max_batch,
-        step_cost=step_cost,
-        pool=pool.name,
-        device_type=device_name(model.executor.device),
-        arguments=registered(pool),
-        prompt_tokenizers=tokenizers,
-        words=LoadedWords(number_format_here(pool), model.sampling_words, model.memory.explanation),
-    )
+    return {
+        "profile": replace(model.profile, prompt_digest=digest_of(tokenizers)),
+        "device_type": device_name(model.executor.device),
+        "prompt_tokenizers": tokenizers,
+        "words": LoadedWords(
+            number_format_here(pool), model.sampling_words, model.memory.explanation
+        ),
+    }
 
 
 def _shelf(model: LoadedModel, given: LorasConfig) -> LoraShelf:

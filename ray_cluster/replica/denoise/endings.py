@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 
 from ray_cluster.engine.stages.events import Broken, Decoded, Previewed
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.imaging.small_images import small_image
+from ray_cluster.process.tasks import Tasks
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Returned
 from ray_cluster.replica.delivery import Delivery, failure_of
 from ray_cluster.replica.denoise.preview_sender import Previews
@@ -21,8 +21,11 @@ class Endings:
     """Takes what the runner says of held leases to their ends.
 
     Args:
-        leases: that the replica holds; the ends are reported from there.
         states: of unfinished requests, forgotten once they are of no use.
+
+    Attributes:
+        leases: that the replica holds; the ends are reported from there.
+        tasks: the images that are coded now.
     """
 
     def __init__(
@@ -33,31 +36,24 @@ class Endings:
         previews: Previews,
         log: ReplicaLog,
     ) -> None:
-        self._leases = leases
+        self.leases = leases
         self._delivery = delivery
         self._states = states
         self._previews = previews
         self._log = log
-        self._codings: set[asyncio.Task[None]] = set()
-
-    @property
-    def tasks(self) -> Collection[asyncio.Task[None]]:
-        """The images that are coded now."""
-        return self._codings
+        self.tasks = Tasks()
 
     def settle(self, event: Decoded | Previewed | Broken) -> None:
         """Go on with what has become of a request, if its lease is still held."""
-        lease = self._leases.get(event.request.request_id)
-        if lease is None or not self._leases.holds(event.request):
+        lease = self.leases.get(event.request.request_id)
+        if lease is None or not self.leases.holds(event.request):
             return
         if isinstance(event, Previewed):
             self._previews.send(event)
         elif isinstance(event, Broken):
             self.fail(lease, event.error)
         else:
-            task = asyncio.create_task(self._code(lease, event))
-            self._codings.add(task)
-            task.add_done_callback(self._codings.discard)
+            self.tasks.spawn(self._code(lease, event))
 
     async def _code(self, lease: Lease, event: Decoded) -> None:
         request = event.request
@@ -71,17 +67,17 @@ class Endings:
             self.fail(lease, error)
             return
         self._log.finished(request, result.timing)
-        self._leases.end(request, Finished(request.request_id, lease.fence, result, small))
+        self.leases.end(request, Finished(request.request_id, lease.fence, result, small))
 
     def fail(self, lease: Lease, error: RequestFailed | InvalidRequest) -> None:
         """Report that an image cannot be made."""
         failure = failure_of(lease.request.request_id, error)
         self._log.failed(lease.request, failure)
-        self._leases.end(lease.request, Failed(failure.request_id, lease.fence, failure))
+        self.leases.end(lease.request, Failed(failure.request_id, lease.fence, failure))
 
     def give_back(self, lease: Lease, steps_done: int) -> None:
         """Report that a lease is returned, with the steps of its state in the store."""
         request_id = lease.request.request_id
-        self._leases.end(lease.request, Returned(request_id, lease.fence, steps_done))
+        self.leases.end(lease.request, Returned(request_id, lease.fence, steps_done))
         self._states.forget(request_id, is_ended=False)
         self._log.returned(lease.request, steps_done)

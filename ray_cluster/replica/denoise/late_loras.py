@@ -10,7 +10,9 @@ from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.errors import InvalidRequest, RequestFailed
+from ray_cluster.process.tasks import Tasks
 from ray_cluster.protocol.leases import Lease
+from ray_cluster.replica.denoise.endings import Endings
 from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.replica.unexpected import failing_alone
 from ray_cluster.requests import ImageRequest
@@ -37,62 +39,57 @@ class LateLoras:
     wait in the queue, and the slot is for others.
 
     Args:
-        holds: whether the replica still has the lease of that very request.
-        on_failed: called with the lease of a request whose LoRAs cannot be had, and why.
         on_overdue: called with the id of a request that has waited for too long.
-        clock: monotonic seconds.
+
+    Attributes:
+        shelf: of all LoRAs in memory.
+        tasks: the requests whose LoRAs are fetched now.
     """
 
     def __init__(
         self,
         runner: EngineRunner,
         shelf: LoraShelf,
-        *,
-        holds: Callable[[ImageRequest], bool],
-        on_failed: Callable[[Lease, RequestFailed | InvalidRequest], None],
+        endings: Endings,
         on_overdue: Callable[[str], None],
-        clock: Callable[[], float],
     ) -> None:
         self._runner = runner
-        self._shelf = shelf
-        self._holds = holds
-        self._on_failed = on_failed
+        self.shelf = shelf
+        self._endings = endings
+        self._leases = endings.leases
         self._on_overdue = on_overdue
-        self._clock = clock
-        self.tasks: set[asyncio.Task[None]] = set()
+        self.tasks = Tasks()
 
     def begin(self, lease: Lease, deadline_s: float) -> None:
         """Fetch the LoRAs of a request that was submitted to the runner without them."""
-        task = asyncio.create_task(self._bring(lease, deadline_s))
-        self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
+        self.tasks.spawn(self._bring(lease, deadline_s))
 
     async def _bring(self, lease: Lease, deadline_s: float) -> None:
         request = lease.request
         try:
             with failing_alone(request, "lora"):
                 adapters = await self._fetched(lease, deadline_s)
-                if adapters is not None and self._holds(request):
+                if adapters is not None and self._leases.holds(request):
                     self._runner.add_loras(request.request_id, adapters)
         except (RequestFailed, InvalidRequest) as error:
-            if self._holds(request):
+            if self._leases.holds(request):
                 self._runner.abort(request.request_id)
-                self._on_failed(lease, error)
+                self._endings.fail(lease, error)
 
     async def _fetched(self, lease: Lease, deadline_s: float) -> AdapterSet | None:
         """Return a request's LoRAs; None if it is given up."""
         request, until_s = lease.request, math.inf
-        fetching = asyncio.ensure_future(self._shelf.adapters(lease, store_first=True))
+        fetching = asyncio.ensure_future(self.shelf.adapters(lease, store_first=True))
         try:
             while True:
                 await asyncio.wait({fetching}, timeout=_LOOK_S)
                 if fetching.done():
                     return await fetching
-                if not self._holds(request):
+                if not self._leases.holds(request):
                     return None
                 if not self._waits(request):
                     continue
-                now_s = self._clock()
+                now_s = self._runner.clock()
                 until_s = min(until_s, max(now_s, deadline_s), now_s + _LONGEST_WAIT_S)
                 if now_s >= until_s:
                     self._on_overdue(request.request_id)

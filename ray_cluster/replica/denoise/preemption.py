@@ -3,37 +3,27 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.protocol.leases import Lease
+from ray_cluster.replica.denoise.endings import Endings
 from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.replica.unexpected import failing_alone
-from ray_cluster.requests import ImageRequest
 
 
 class Preemptions:
     """Takes requests out of the engine at a step boundary, and stores their states for others.
 
-    Args:
-        holds: whether the replica still has the lease of that very request.
-        on_stored: called with a lease and the steps of its state in the store, once it is there.
+    Their leases are returned once these are there.
     """
 
-    def __init__(
-        self,
-        runner: EngineRunner,
-        states: StateTransfer,
-        *,
-        holds: Callable[[ImageRequest], bool],
-        on_stored: Callable[[Lease, int], None],
-    ) -> None:
+    def __init__(self, runner: EngineRunner, states: StateTransfer, endings: Endings) -> None:
         self._runner = runner
         self._states = states
-        self._holds = holds
-        self._on_stored = on_stored
+        self._endings = endings
         self._steps_done: dict[str, int] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -66,15 +56,16 @@ class Preemptions:
         except (RequestFailed, InvalidRequest):
             # its steps are lost: it begins anew elsewhere
             self._runner.abort(request.request_id)
-        if self._holds(request):
-            self._on_stored(lease, steps_stored)
+        if self._endings.leases.holds(request):
+            self._endings.give_back(lease, steps_stored)
 
     async def _stored(self, state: RequestState) -> int:
         """Store a state; return its steps once they are in the store."""
         request = state.request
         self._steps_done[request.request_id] = state.step_index
         try:
-            stored = await self._states.keep_all([state], lambda _: self._holds(request))
+            holds = self._endings.leases.holds
+            stored = await self._states.keep_all([state], lambda _: holds(request))
         finally:
             self._steps_done.pop(request.request_id, None)
         return stored.get(request.request_id, 0)

@@ -31,7 +31,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 async def test_what_requests_need_is_fetched_and_they_go_on_at_once() -> None:
     link, folder = new_link("pastel"), MemoryFolder(is_open=False)
-    async with storing(folder, link) as agent:
+    async with storing(folder, link) as worker:
         await use(link, "pastel")
         await until(lambda: folder.begun)
         assert states(link, "pastel") == ["fetching"]
@@ -43,8 +43,8 @@ async def test_what_requests_need_is_fetched_and_they_go_on_at_once() -> None:
         assert lease.request.add_ons.loras[0].name == "pastel"
         known = status(link, "pastel")
         assert (known.state, known.facts, known.nodes) == ("ready", FACTS, ("n",))
-        agent.check_alive()
-        counts = {family.name: family.samples for family in agent.metrics()}
+        worker.check_alive()
+        counts = {family.name: family.samples for family in worker.metrics()}
         fetches = counts["ray_cluster_lora_fetch_seconds"]
         assert fetches["ray_cluster_lora_fetch_seconds_count", (("result", "ready"),)] == 1
 
@@ -199,7 +199,7 @@ async def test_whatever_calls_are_lost_all_come(seed: int) -> None:
     link, folder = new_link(*names), MemoryFolder()
     chance = random.Random(seed)
     folder.failures = {f"id-{name}": "unreachable" for name in names[::3]}
-    async with storing(folder, link) as agent:
+    async with storing(folder, link) as worker:
         link.fails = lambda _name, _side: link.num_lost < 25 and chance.random() < 0.4
         for name in names:
             await use(link, name)
@@ -209,7 +209,7 @@ async def test_whatever_calls_are_lost_all_come(seed: int) -> None:
         await until(lambda: {"ready", "failed"} >= set(states(link, *names)))
         await use(link, *names[::3])
         await until(lambda: states(link, *names) == ["ready"] * len(names))
-        agent.check_alive()
+        worker.check_alive()
     assert link.num_lost
     assert link.num_lost
 
@@ -251,7 +251,7 @@ def _request_of(link: Link, lora: str) -> str:
 
 
 async def test_the_folder_is_tidied_though_nothing_comes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ray_cluster.replica.lora_store.agent._TIDY_S", 0.0)
+    monkeypatch.setattr("ray_cluster.replica.lora_store.skill._TIDY_S", 0.0)
     link, folder, evicted = new_link("pastel"), MemoryFolder(["id-removed", "id-pastel"]), []
     pin(link, "outline", "/outline")
 

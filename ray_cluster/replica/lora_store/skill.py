@@ -1,4 +1,4 @@
-"""A store of LoRAs as the dispatcher sees it: it registers, hears what it is to have, and reports.
+"""What a store of LoRAs does: it hears what it is to have, fetches it, and reports.
 
 Knows the lease protocol and one folder; knows nothing of Ray or HTTP.
 """
@@ -6,25 +6,21 @@ Knows the lease protocol and one folder; knows nothing of Ray or HTTP.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
-from typing import Protocol
 
-from ray_cluster.config.sections.cell_wide import DispatchConfig
-from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Poll, PollReply, Registration
 from ray_cluster.protocol.loras import LoraFacts, LoraOrder, LoraReport
-from ray_cluster.replica.lora_store.folder import LoraUnavailable
+from ray_cluster.replica.lora_store.folder import LoraFolder, LoraUnavailable
 from ray_cluster.replica.lora_store.lists import OrderList, ReportList
 from ray_cluster.replica.lora_store.metrics import LoraMetrics
 from ray_cluster.replica.lora_store.room import FetchSlots, kept_ids
-from ray_cluster.replica.poller import LeasePoller, check_running
+from ray_cluster.replica.skill import Shell, Skill
 
 logger = logging.getLogger(__name__)
 
@@ -35,63 +31,28 @@ _TIDY_S = 3600.0
 _NO_ROOM = "other pinned LoRAs fill their share of the disk (loras.max_disk_bytes)"
 
 
-class Folder(Protocol):
-    """What is used of a :class:`~ray_cluster.replica.lora_store.folder.LoraFolder` here."""
-
-    @property
-    def num_bytes(self) -> int: ...
-
-    @property
-    def max_bytes(self) -> int: ...
-
-    @property
-    def ids(self) -> Collection[str]: ...
-
-    def prepare(self) -> None: ...
-
-    def path_of(self, lora_id: str) -> Path | None: ...
-
-    def facts_of(self, lora_id: str) -> LoraFacts | None: ...
-
-    async def ensure(self, order: LoraOrder) -> LoraFacts: ...
-
-    def evict(self, keep: Collection[str], removed: Collection[str]) -> list[str]: ...
-
-    def close(self) -> None: ...
-
-
-class LoraStoreAgent:
+class LoraStoreSkill(Skill):
     """Keeps the LoRAs that the dispatcher orders in the folder of its node.
 
     Args:
-        registration: sent to each dispatcher; of kind ``lora``.
-        link: the dispatcher.
+        registration: of kind ``lora``.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
         registration: Registration,
-        folder: Folder,
+        folder: LoraFolder,
         *,
         link: DispatcherLink,
         clock: Callable[[], float],
     ) -> None:
-        self._registration = registration
+        super().__init__(registration, link)
         self._folder = folder
-        self._link = link
         self._clock = clock
         self._metrics = LoraMetrics(registration.node)
         self._orders = OrderList()
         self._reports = ReportList()
-        self._polls = LeasePoller(
-            link,
-            registration,
-            make_poll=self._poll,
-            on_reply=self._on_reply,
-            on_registered=self._begin,
-            poll_s=DispatchConfig().poll_s,
-        )
         self._has_news = asyncio.Event()
         self._must_make_room = False
         # by id, since when it is to be here; those that are fetched, too
@@ -102,58 +63,47 @@ class LoraStoreAgent:
         # the fetch of what has no room beside all that is needed
         self._beyond = ""
         self._fetches: dict[str, asyncio.Task[None]] = {}
-        self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self) -> None:
-        """Begin to poll on the running loop, with what is in the folder already."""
+    def start(self, shell: Shell) -> Sequence[asyncio.Task[None]]:
+        """Begin with what is in the folder already."""
         self._folder.prepare()
         for lora_id in self._folder.ids:
             if (facts := self._folder.facts_of(lora_id)) is not None:
                 self._note_found(lora_id, facts)
         self._num_bytes = self._folder.num_bytes
-        self._tasks = [
-            asyncio.create_task(self._polls.poll_forever(), name="the polling task"),
-            asyncio.create_task(self._tell_forever(), name="the reporting task"),
+        return (
+            asyncio.create_task(self._tell_forever(shell), name="the telling task"),
             asyncio.create_task(self._look_forever(), name="the looking task"),
-        ]
+        )
 
     def metrics(self) -> Snapshot:
         """Return what it has measured so far."""
         return self._metrics.snapshot(self._num_bytes)
 
-    def check_alive(self) -> None:
-        """Raise RuntimeError when a task has died."""
-        check_running(self._tasks)
-
-    async def drain(self) -> None:
-        """Stop; what is fetched just now is given up."""
+    async def end_tasks(self) -> None:
+        """Give up what is fetched just now."""
         self._pending = {}
-        tasks = [*self._tasks, *self._fetches.values()]
-        for task in tasks:
+        fetches = [*self._fetches.values()]
+        for task in fetches:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        with contextlib.suppress(DispatcherUnavailable):
-            await self._link.unregister(self._registration.replica_id)
+        await asyncio.gather(*fetches, return_exceptions=True)
+
+    async def close(self) -> None:
+        """End the folder's processes."""
         await asyncio.to_thread(self._folder.close)
 
     # the dispatcher
 
-    def _begin(self) -> None:
+    def on_registered(self) -> None:
         """Begin anew with a dispatcher that knows nothing."""
         self._orders.begin()
         self._reports.begin()
 
-    def _poll(self, epoch: int) -> Poll:
-        return Poll(
-            replica_id=self._registration.replica_id,
-            epoch=epoch,
-            num_free=0,
-            metrics=self.metrics(),
-            loras=self._reports.news(),
-            lora_mark=self._orders.mark,
-        )
+    def poll(self, poll: Poll) -> Poll:
+        """Return a poll with what is here, and how far the orders are known."""
+        return replace(poll, loras=self._reports.news(), lora_mark=self._orders.mark)
 
-    async def _tell_forever(self) -> None:
+    async def _tell_forever(self, shell: Shell) -> None:
         """Report news at once: a second poll ends the one that is held.
 
         The answers say all that is to be kept, so that room is made after them.
@@ -161,13 +111,7 @@ class LoraStoreAgent:
         while True:
             await self._has_news.wait()
             self._has_news.clear()
-            reply, epoch = PollReply(known=False), self._polls.epoch
-            if epoch is not None:
-                # what is lost comes again with the next poll
-                with contextlib.suppress(DispatcherUnavailable):
-                    reply = await self._link.poll(self._poll(epoch), 0.0)
-            if reply.known:
-                self._on_reply(reply)
+            reply = await shell.poll_now()
             if reply.loras is not None:
                 # there may be more
                 self._has_news.set()
@@ -175,9 +119,8 @@ class LoraStoreAgent:
                 self._must_make_room = False
                 await self._make_room()
 
-    def _on_reply(self, reply: PollReply) -> None:
-        if reply.settings is not None:
-            self._polls.poll_s = reply.settings.poll_s
+    def on_reply(self, reply: PollReply) -> None:
+        """Apply what has changed of what is to be here."""
         if reply.lora_mark is not None:
             self._reports.note_heard(reply.lora_mark)
         if reply.loras is not None:

@@ -1,0 +1,28 @@
+"""Builds the skill of each kind of worker."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from ray_cluster.config.kinds import KINDS
+from ray_cluster.config.slices import WorkerArguments
+from ray_cluster.process.gc_freeze import uncollected
+from ray_cluster.protocol.settings import WorkerSettings
+from ray_cluster.replica.host import Host
+from ray_cluster.replica.skill import Skill
+
+
+def build_skill(arguments: WorkerArguments, settings: WorkerSettings | None, host: Host) -> Skill:
+    """Load what a worker needs, measure it, and return its skill, not yet started.
+
+    Args:
+        settings: what it starts with; None for the defaults.
+
+    Raises:
+        ConfigError, ModelUnsupported, MemoryRefused: it cannot be loaded.
+    """
+    # not above: torch and the model libraries take seconds, and not every kind needs them
+    with uncollected():
+        builder = import_module(KINDS[arguments.kind].builder)
+    skill: Skill = builder.build(arguments, settings, host)
+    return skill
