@@ -262,8 +262,8 @@ class DispatchCore:
         self._ledger.note_passes(placed.passed)
         leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in placed.leased)]
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
-        reply = PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers, loras=loras)
-        return replace(reply, others_wait=placed.others_wait)
+        ids, wait = (aborts, moved, preempted), placed.others_wait
+        return PollReply(True, tuple(leases), *ids, peers=peers, loras=loras, others_wait=wait)
 
     def advance_held_back(self, now_s: float) -> None:
         """Act on what has become of add-ons: requests go on or end, stores hear of changes."""
