@@ -202,7 +202,7 @@ class DispatchCore:
     def restore(self, restored: Restored, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
         self._expected.discard(restored.request.request_id)
-        self._cascades.restore(self._ledger.restore(restored, now_s), restored)
+        self._cascades.watch_over(self._ledger.restore(restored, now_s))
 
     def note_stored(self, states: Mapping[str, StateHeader]) -> None:
         """Note the stored states of requests that no replica has had since the start.
@@ -362,6 +362,9 @@ class DispatchCore:
 
     def take_deferred(self) -> list[Deferred]:
         return self._cascades.take_deferred()
+
+    def take_unpublished(self) -> list[str]:
+        return self._ledger.take_unpublished()
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._ledger

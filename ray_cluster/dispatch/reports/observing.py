@@ -8,11 +8,10 @@ from dataclasses import dataclass
 
 from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.settings import PoolSettings, Settings
-from ray_cluster.dispatch.cascades.record import CascadeView
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.records import ReplicaRecord
 from ray_cluster.dispatch.reports.demand import typical_request
-from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
+from ray_cluster.dispatch.reports.snapshots import CascadeView, ClusterSnapshot
 from ray_cluster.policies.planning.plan import PlannedSettings
 from ray_cluster.protocol.controller import (
     ModelQueue,
