@@ -44,7 +44,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 800,
-    "tests": 79_850,
+    "tests": 80_100,
     "training": 4_400,
     "transport": 1_450,
 }

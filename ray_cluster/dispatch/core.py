@@ -202,7 +202,7 @@ class DispatchCore:
     def restore(self, restored: Restored, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
         self._expected.discard(restored.request.request_id)
-        self._cascades.restore(self._ledger.restore(restored, now_s), restored)
+        self._cascades.watch_over(self._ledger.restore(restored, now_s))
 
     def note_stored(self, states: Mapping[str, StateHeader]) -> None:
         """Note the stored states of requests that no replica has had since the start.
@@ -262,8 +262,8 @@ class DispatchCore:
         self._ledger.note_passes(placed.passed)
         leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in placed.leased)]
         moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
-        reply = PollReply(True, tuple(leases), aborts, moved, preempted, peers=peers, loras=loras)
-        return replace(reply, others_wait=placed.others_wait)
+        ids, wait = (aborts, moved, preempted), placed.others_wait
+        return PollReply(True, tuple(leases), *ids, peers=peers, loras=loras, others_wait=wait)
 
     def advance_held_back(self, now_s: float) -> None:
         """Act on what has become of add-ons: requests go on or end, stores hear of changes."""
@@ -362,6 +362,9 @@ class DispatchCore:
 
     def take_deferred(self) -> list[Deferred]:
         return self._cascades.take_deferred()
+
+    def take_unpublished(self) -> list[str]:
+        return self._ledger.take_unpublished()
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._ledger

@@ -65,7 +65,7 @@ class Predictions:
                 attempts=record.attempts,
                 predicted_s=answer.predicted_s(record),
                 preview=record.preview,
-                stage=None if record.cascade is None else record.cascade.stage,
+                stage=record.stages.present.name,
             )
 
 

@@ -5,14 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from ray_cluster.dispatch.cascades.record import CascadeRecord
+from ray_cluster.dispatch.stages import RequestStages, decide, finish, request_in, stages_of
 from ray_cluster.policies.admission.load import Load, load_s, total_load
+from ray_cluster.policies.cascade import CascadeDecision
 from ray_cluster.policies.costs.cost_model import lesser_cost, share_cost
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.leases import Fence, Lease, Poll, Registration
-from ray_cluster.protocol.outcomes import Completed, Deferred, Preview
+from ray_cluster.protocol.loras import LoraOrder
+from ray_cluster.protocol.outcomes import (
+    CascadeAnswer,
+    Completed,
+    Deferred,
+    Preview,
+    StageTime,
+)
 from ray_cluster.protocol.settings import Capacity
-from ray_cluster.requests import ImageRequest, ImageResult, granted
+from ray_cluster.requests import ImageRequest, ImageResult, SmallImage, granted
 
 
 def as_offered(
@@ -42,11 +50,15 @@ class Restored:
     deferred: Deferred | None = None
     light: ImageResult | None = None
 
-    def view(self, now_s: float) -> RequestView:
-        """Return its first stage that is left."""
-        first = self.request if self.deferred is not None else self.request.light or self.request
-        arrival_s = now_s - self.age_s
-        return first.view(arrival_s=arrival_s, deadline_s=arrival_s + self.slo_s)
+    @property
+    def stages(self) -> RequestStages:
+        """Where it goes on: after the decision, if there was one, or else from the beginning."""
+        stages, deferred = stages_of(self.request), self.deferred
+        if deferred is None or stages.is_last:
+            return stages
+        stages = finish(stages, 0)
+        decision = CascadeDecision(is_deferred=True, reason=deferred.reason)
+        return decide(stages, 1, decision, deferred.confidence, deferred.threshold)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,8 @@ class RequestRecord:
     """One accepted request until it ends; it waits while no replica holds it.
 
     Attributes:
+        view: of the present stage, like its leases and what is predicted.
+        stages: where it is in its list of stages.
         slo_s: seconds from arrival to the deadline.
         client_s: instant at which its client was last heard of; None for a job's.
         client: whose it is, for the bound on its images in flight.
@@ -89,16 +103,21 @@ class RequestRecord:
         is_simulated: how, see :class:`ray_cluster.policies.types.Offer`.
         is_preempted: whether its holder is to release it, and has not yet.
         asked_s: instant at which its holder was last asked to.
-        cascade: where it is in the cascade that it was sent to; its view, its leases and what is
-            predicted are those of the present stage. None for a request of a single model.
         counted: as demand; None for one that an earlier dispatcher accepted.
+        image: that its stages have made so far; without bytes where the result store has it.
+        small: a copy of it for a stage that takes no other.
+        entered_s: instant at which the present stage began.
+        times: of the stages that have ended, for the reply of a cascade.
+        num_repeated: leases of these, beyond one for each.
     """
 
     request: ImageRequest
     view: RequestView
+    stages: RequestStages
     slo_s: float
     client_s: float | None
     since_s: float
+    entered_s: float
     client: str = ""
     leased_s: float = 0.0
     queued_s: float = 0.0
@@ -114,8 +133,11 @@ class RequestRecord:
     is_simulated: bool = False
     is_preempted: bool = False
     asked_s: float = 0.0
-    cascade: CascadeRecord | None = None
     counted: Counted | None = None
+    image: ImageResult | None = None
+    small: SmallImage | None = None
+    times: tuple[StageTime, ...] = ()
+    num_repeated: int = 0
 
     @property
     def deadline_s(self) -> float:
@@ -123,60 +145,102 @@ class RequestRecord:
         return self.view.arrival_s + self.slo_s
 
     @property
-    def is_first_stage(self) -> bool:
-        """Whether nothing of it was made that is more than a part of its first image."""
-        return self.cascade is None or not self.cascade.times
+    def outlives_stage(self) -> bool:
+        """Whether it goes on if the present stage fails."""
+        if self.stages.present.rules.decides:
+            return True
+        return self.image is not None and self.stages.can_fall_back
 
     @property
     def present(self) -> ImageRequest:
-        """The request as the present stage makes it."""
-        cascade, request = self.cascade, self.request
-        if cascade is None:
+        """The request as its image is made in the present stage, or was that this one takes."""
+        stages, request = self.stages, self.request
+        takes_image = stages.present.rules.takes != "nothing"
+        request = request_in(request, stages.author if takes_image else stages.present)
+        if not self.shown:
             return request
-        if cascade.shows_light:
-            output = request.output
-            return replace(request, output=replace(output, num_previews=output.num_previews - 1))
-        return request if cascade.stage == "heavy" else request.light or request
+        output = request.output
+        return replace(request, output=replace(output, num_previews=output.num_previews - 1))
+
+    @property
+    def shown(self) -> bytes:
+        """The image so far, if it is the first preview of the one that is made anew."""
+        if self.image is None or not self.request.output.num_previews:
+            return b""
+        return self.image.data if self.stages.present.rules.takes == "nothing" else b""
+
+    @property
+    def has_candidate(self) -> bool:
+        """Whether the result store has an image of it under a candidate's name."""
+        if not self.request.output.is_stored:
+            return False
+        return bool(self.stages.made) and len(self.stages.specs) > 1
 
     @property
     def attempts(self) -> int:
-        """Leases so far; of a cascade one, and those that repeated an earlier one."""
-        if self.cascade is None or not self.cascade.times:
+        """Leases so far; of several stages one, and those that repeated an earlier one."""
+        if not self.stages.made:
             return self.num_leases
-        return 1 + self.cascade.num_repeated + max(0, self.num_leases - 1)
+        return 1 + self.num_repeated + max(0, self.num_leases - 1)
 
-    def completed(
-        self, result: ImageResult, view: RequestView, now_s: float, *, is_candidate: bool
-    ) -> Completed:
-        """Return the outcome of a request whose image is made; see :meth:`Ledger.complete`."""
+    def completed(self, now_s: float) -> Completed:
+        """Return the outcome of a request whose stages have published the image so far."""
+        stages, view = self.stages, self.view
+        assert self.image is not None, "there is no image"
         return Completed(
             request_id=view.request_id,
-            result=result,
+            result=self.image,
             num_steps=view.num_steps,
             slo_s=self.slo_s,
             elapsed_s=now_s - view.arrival_s,
             attempts=self.attempts,
-            cascade=None if self.cascade is None else self.cascade.answer(),
-            is_candidate=is_candidate,
+            cascade=self._answer(),
+            is_candidate=self.has_candidate and stages.made[-1] + 1 < len(stages.specs),
         )
 
-    def lease(self, fence: Fence, now_s: float, *, may_resume: bool) -> Lease:
+    def _answer(self) -> CascadeAnswer | None:
+        use, stages = self.request.cascade, self.stages
+        if use is None:
+            return None
+        author = stages.author
+        assert author.name is not None, "stages of cascades have names"
+        return CascadeAnswer(
+            name=use.name,
+            model=author.model,
+            stage=author.name,
+            reason=stages.reason or use.reason,
+            confidence=stages.confidence,
+            threshold=stages.threshold,
+            stages=self.times,
+        )
+
+    def lease(
+        self, fence: Fence, now_s: float, orders: tuple[LoraOrder, ...], *, may_resume: bool
+    ) -> Lease:
         """Return its lease, just granted."""
-        cascade = self.cascade
         return Lease(
             fence=fence,
             request=self.present,
             deadline_in_s=self.view.deadline_s - now_s,
             queued_s=self.queued_s,
             may_resume=may_resume,
-            is_candidate=cascade is not None and not cascade.is_last,
-            scored=None if cascade is None else cascade.small,
+            is_candidate=not self.stages.is_last,
+            scored=self.small,
+            loras=orders,
         )
+
+    def end_stage(self, now_s: float) -> None:
+        """Note what the present stage took."""
+        spec = self.stages.present
+        if spec.name is not None:
+            took_s = now_s - self.entered_s
+            time = StageTime(spec.name, spec.model, min(self.queued_s, took_s), took_s)
+            self.times = (*self.times, time)
+        self.entered_s = now_s
 
     def begin_stage(self, view: RequestView, now_s: float) -> None:
         """Forget the stage that has ended; nobody holds the request now."""
-        if self.cascade is not None:
-            self.cascade.num_repeated += max(0, self.num_leases - 1)
+        self.num_repeated += max(0, self.num_leases - 1)
         # it may have aged
         self.view = replace(view, priority=self.view.priority, arrival_s=self.view.arrival_s)
         self.since_s = now_s
@@ -193,8 +257,8 @@ class RequestRecord:
 
     def show(self, preview: Preview) -> bool:
         """Keep a preview; return False if a later one is here."""
-        if self.cascade is not None and self.cascade.shows_light:
-            # the light image was the first one
+        if self.shown:
+            # which was the first one
             preview = replace(preview, index=preview.index + 1)
         if self.preview and self.preview.index >= preview.index:
             return False

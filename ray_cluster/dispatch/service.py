@@ -57,8 +57,8 @@ class DispatchService:
         config: the core's.
         clock: monotonic seconds; long polls are timed by the event loop's own clock.
         on_outcome: called with every request's end, on the event loop and at once.
-        candidates: publishes and deletes light images in the result store; None where no request
-            asks for storing.
+        candidates: publishes and deletes images of earlier stages in the result store; None where
+            no request asks for storing.
         on_metrics: called with a replica's id and the metrics that come with its polls.
         on_register: called with every registration.
 
@@ -172,10 +172,12 @@ class DispatchService:
 
         None if the replica is not known; see :meth:`DispatchCore.report`.
         """
+        num_waiting = self._core.num_waiting
         outcomes, stale = self._core.report(replica_id, events, self._clock())
         self._settle(outcomes)
         self._polls.end(replica_id)
-        if not all(isinstance(one, Finished) and one.small is None for one in events):
+        is_finished = all(isinstance(one, Finished) for one in events)
+        if not is_finished or self._core.num_waiting > num_waiting:
             # a request may wait for others: again, or for its next stage
             self._polls.wake()
         return stale
@@ -225,8 +227,6 @@ class DispatchService:
         """Queue a durable request that an earlier dispatcher accepted."""
         self._core.restore(restored, self._clock())
         self._keepers[restored.request.request_id] = keeper
-        if self._candidates and restored.deferred:
-            self._candidates.note(restored.deferred)
         self._settle(self._core.take_outcomes())
         self._polls.wake()
 
@@ -357,14 +357,13 @@ class DispatchService:
         for deferred in self._core.take_deferred():
             if (keeper := self._keepers.get(deferred.request_id)) is not None:
                 keeper(deferred)
-            if self._candidates is not None:
-                self._candidates.note(deferred)
             # a client that watches sees the light image
             self._clients.wake(deferred.request_id)
         for outcome in outcomes:
             if self._candidates is None:
                 self._hand_over(outcome)
             else:
+                self._candidates.delete(self._core.take_unpublished())
                 self._candidates.settle(outcome, self._hand_over)
         if self._core.is_behind and (self._catching_up is None or self._catching_up.done()):
             self._catching_up = self._tasks.spawn(self._catch_up())

@@ -113,7 +113,7 @@ class JobRestorer:
         """Return which light images of a job wait for heavy ones in the store."""
         found = {}
         requests = {one.request_id: one for one in job.requests}
-        for name in (one.request_id for one in job.deferred):
+        for name in (one.request_id for one in job.deferred if one.is_stored):
             size = self._results.num_bytes(candidate_name(name))
             if size is not None:
                 image_format = requests[name].output.image_format

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable, Container, Iterable
 from functools import partial
 
 from ray_cluster.config.sections.cell_wide import StorageConfig
+from ray_cluster.dispatch.stages import stages_of
 from ray_cluster.jobs.store.sql_engine import JobStoreError
 from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.jobs.store.store_threads import StoreThreads
@@ -105,8 +106,9 @@ class JobSweeper(Sweeper):
         await self._delete(name for job in jobs for one in job.requests for name in one.file_ids)
 
     async def delete_candidates(self, job: Job) -> None:
-        """Delete light images that were not published: a dispatcher may have died before it did."""
-        await self._delete(candidate_name(one.request_id) for one in job.requests if one.light)
+        """Delete images of earlier stages: a dispatcher may have died before it did."""
+        early = (one.request_id for one in job.requests if not stages_of(one).is_last)
+        await self._delete(candidate_name(one) for one in early)
 
     async def _delete(self, names: Iterable[str]) -> None:
         found = list(names)

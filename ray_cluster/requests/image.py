@@ -95,6 +95,11 @@ class ImageRequest:
         return self.model if self.cascade is None else self.cascade.name
 
     @property
+    def is_routed(self) -> bool:
+        """Whether a cascade's light model makes it first, and perhaps the heavy one anew."""
+        return self.cascade is not None and self.cascade.light is not None
+
+    @property
     def models(self) -> set[str]:
         """The models that may make it."""
         light = None if self.cascade is None else self.cascade.light

@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import get_args
+from itertools import chain
+from typing import Any, cast, get_args
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ray_cluster.dispatch.cascades.stages import (
+from ray_cluster.dispatch.stages import (
+    KINDS,
     FailureKind,
-    Publication,
+    KindRules,
     RequestStages,
-    Route,
+    Specs,
     StageSpec,
-    cascade_route,
+    begin,
+    cascade,
     decide,
-    direct_route,
     fail,
-    finish_image,
-    single_route,
+    finish,
+    least_left,
+    single,
 )
 from ray_cluster.policies.cascade import CascadeDecision
 from ray_cluster.policies.types import CascadeReason
 
-CASCADE, SINGLE, DIRECT = cascade_route("l", "s", "h"), single_route("m"), direct_route("h")
 DEFERRED = CascadeDecision(is_deferred=True, reason="deferred")
 CONFIDENT = CascadeDecision(is_deferred=False, reason="confident")
 AWAY_TO_HEAVY = CascadeDecision(is_deferred=True, reason="scorer_away")
 # where a request can stand that has not ended
-ALONE, STRAIGHT = RequestStages(SINGLE), RequestStages(DIRECT)
-LIGHT = RequestStages(CASCADE)
-SCORE = replace(LIGHT, index=1)
-HEAVY = RequestStages(CASCADE, 2, 0.2, "deferred")
-UNSCORED_HEAVY = RequestStages(CASCADE, 2, None, "scorer_away")
+ALONE, STRAIGHT, LIGHT = single("m"), single("h", "heavy"), cascade("l", "s", "h")
+SCORE = replace(LIGHT, index=1, made=(0,))
+HEAVY = replace(SCORE, index=2, confidence=0.2, reason="deferred")
+UNSCORED_HEAVY = replace(SCORE, index=2, reason="scorer_away")
 OPEN = (ALONE, STRAIGHT, LIGHT, SCORE, HEAVY, UNSCORED_HEAVY)
 
+# an image's last stage, of a kind that there is not
+UPSCALE: Any = StageSpec("upscale", "u")  # type: ignore[arg-type]
+
 Event = Callable[[RequestStages, int], RequestStages]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def upscaling() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(cast(dict[str, KindRules], KINDS), "upscale", KindRules("image"))
+        yield
 
 
 def decided(decision: CascadeDecision, confidence: float | None = None) -> Event:
     return lambda stages, index: decide(stages, index, decision, confidence)
 
 
-def failed(kind: FailureKind, *, keeps_light: bool = True) -> Event:
-    return lambda stages, index: fail(stages, index, kind, keeps_light=keeps_light)
+def failed(kind: FailureKind, *, keeps_image: bool = True) -> Event:
+    return lambda stages, index: fail(stages, index, kind, keeps_image=keeps_image)
 
 
 def kept(reason: CascadeReason) -> Event:
@@ -57,7 +68,7 @@ def kept(reason: CascadeReason) -> Event:
 @pytest.mark.parametrize(
     ("before", "event", "after"),
     [
-        (LIGHT, finish_image, SCORE),
+        (LIGHT, finish, SCORE),
         (SCORE, decided(DEFERRED, 0.2), HEAVY),
         (SCORE, decided(AWAY_TO_HEAVY), UNSCORED_HEAVY),
     ],
@@ -70,32 +81,32 @@ def test_a_request_goes_on(before: RequestStages, event: Event, after: RequestSt
 @pytest.mark.parametrize(
     ("before", "event", "image"),
     [
-        (ALONE, finish_image, Publication(0, "m", "single")),
-        (STRAIGHT, finish_image, Publication(0, "h", "direct")),
-        (SCORE, decided(CONFIDENT, 0.9), Publication(0, "l", "confident")),
-        (SCORE, kept("no_time"), Publication(0, "l", "no_time")),
-        (SCORE, kept("random_routing"), Publication(0, "l", "random_routing")),
-        (SCORE, kept("scorer_away"), Publication(0, "l", "scorer_away")),
-        (HEAVY, finish_image, Publication(2, "h", "deferred")),
-        (UNSCORED_HEAVY, finish_image, Publication(2, "h", "scorer_away")),
-        (HEAVY, failed("too_late"), Publication(0, "l", "no_time")),
-        (HEAVY, failed("lost"), Publication(0, "l", "heavy_failed")),
-        (HEAVY, failed("error"), Publication(0, "l", "heavy_failed")),
-        (UNSCORED_HEAVY, failed("error"), Publication(0, "l", "heavy_failed")),
+        (ALONE, finish, (0, "m", None)),
+        (STRAIGHT, finish, (0, "h", None)),
+        (SCORE, decided(CONFIDENT, 0.9), (0, "l", "confident")),
+        (SCORE, kept("no_time"), (0, "l", "no_time")),
+        (SCORE, kept("random_routing"), (0, "l", "random_routing")),
+        (SCORE, kept("scorer_away"), (0, "l", "scorer_away")),
+        (HEAVY, finish, (2, "h", "deferred")),
+        (UNSCORED_HEAVY, finish, (2, "h", "scorer_away")),
+        (HEAVY, failed("too_late"), (0, "l", "no_time")),
+        (HEAVY, failed("lost"), (0, "l", "heavy_failed")),
+        (HEAVY, failed("error"), (0, "l", "heavy_failed")),
+        (UNSCORED_HEAVY, failed("error"), (0, "l", "heavy_failed")),
     ],
 )
 def test_a_request_ends_with_an_image(
-    before: RequestStages, event: Event, image: Publication
+    before: RequestStages, event: Event, image: tuple[int, str, str | None]
 ) -> None:
     after = event(before, before.index)
-    assert (after.published, after.failure) == (image, None)
-    assert after.has_ended
+    assert (after.made[-1], after.author.model, after.reason) == image
+    assert (after.is_published, after.failure, after.has_ended) == (True, None, True)
     assert after.index == before.index
 
 
 @pytest.mark.parametrize("before", OPEN)
 def test_an_aborted_request_gets_no_image_wherever_it_stands(before: RequestStages) -> None:
-    after = fail(before, before.index, "aborted", keeps_light=True)
+    after = fail(before, before.index, "aborted", keeps_image=True)
     assert after == replace(before, failure="aborted")
 
 
@@ -104,33 +115,33 @@ def test_an_aborted_request_gets_no_image_wherever_it_stands(before: RequestStag
 def test_a_failure_ends_a_request_that_may_not_keep_a_light_image(
     before: RequestStages, kind: FailureKind
 ) -> None:
-    after = fail(before, before.index, kind, keeps_light=False)
+    after = fail(before, before.index, kind, keeps_image=False)
     assert after == replace(before, failure=kind)
 
 
 @pytest.mark.parametrize("before", [ALONE, STRAIGHT, LIGHT])
 def test_no_light_image_is_published_that_was_not_decided_on(before: RequestStages) -> None:
-    after = fail(before, before.index, "lost", keeps_light=True)
+    after = fail(before, before.index, "lost", keeps_image=True)
     assert after == replace(before, failure="lost")
 
 
 @pytest.mark.parametrize(
     ("stages", "event", "index", "message"),
     [
-        (ALONE, decided(CONFIDENT, 0.5), 0, "stage 0 must be a score stage"),
-        (LIGHT, decided(CONFIDENT, 0.5), 0, "stage 0 must be a score stage"),
-        (SCORE, finish_image, 1, "stage 1 must be a denoise stage"),
-        (SCORE, failed("error"), 1, "stage 1 must be a denoise stage"),
-        (SCORE, failed("too_late"), 1, "stage 1 must be a denoise stage"),
+        (ALONE, decided(CONFIDENT, 0.5), 0, "stage 0 must decide"),
+        (LIGHT, decided(CONFIDENT, 0.5), 0, "stage 0 must decide"),
+        (SCORE, finish, 1, "stage 1 must make an image"),
+        (SCORE, failed("error"), 1, "stage 1 must make an image"),
+        (SCORE, failed("too_late"), 1, "stage 1 must make an image"),
         (SCORE, decided(CONFIDENT, 1.5), 1, r"lies in \[0, 1\]; given 1.5"),
         (SCORE, decided(CONFIDENT, float("nan")), 1, r"lies in \[0, 1\]; given nan"),
-        (SCORE, finish_image, 0, "only the present stage, 1, can report; given 0"),
+        (SCORE, finish, 0, "only the present stage, 1, can report; given 0"),
         (HEAVY, decided(DEFERRED, 0.2), 1, "only the present stage, 2, can report; given 1"),
-        (LIGHT, finish_image, 2, "only the present stage, 0, can report; given 2"),
-        (HEAVY, finish_image, 0, "only the present stage, 2, can report; given 0"),
-        (finish_image(ALONE, 0), finish_image, 0, "has ended"),
-        (finish_image(ALONE, 0), failed("aborted"), 0, "has ended"),
-        (failed("lost")(LIGHT, 0), finish_image, 0, "has ended .lost."),
+        (LIGHT, finish, 2, "only the present stage, 0, can report; given 2"),
+        (HEAVY, finish, 0, "only the present stage, 2, can report; given 0"),
+        (finish(ALONE, 0), finish, 0, "has ended"),
+        (finish(ALONE, 0), failed("aborted"), 0, "has ended"),
+        (failed("lost")(LIGHT, 0), finish, 0, "has ended .lost."),
     ],
 )
 def test_what_cannot_happen_is_refused(
@@ -140,32 +151,63 @@ def test_what_cannot_happen_is_refused(
         event(stages, index)
 
 
-def test_routes_have_the_stages_of_their_kind() -> None:
-    assert [(one.model, one.kind, one.leaves) for one in CASCADE.stages] == [
-        ("l", "denoise", "pixels"),
-        ("s", "score", "nothing"),
-        ("h", "denoise", "nothing"),
+def test_lists_of_stages_lead_to_one_image() -> None:
+    assert [(one.model, one.kind, one.lane, one.skips_to) for one in LIGHT.specs] == [
+        ("l", "denoise", "l", None),
+        ("s", "score", "score:s", 3),
+        ("h", "denoise", "h", None),
     ]
-    with pytest.raises(ValueError, match="stages of a cascade route"):
-        Route("cascade", CASCADE.stages[:2])
-    with pytest.raises(ValueError, match="stages of a direct route"):
-        Route("direct", (StageSpec("s", "score"),))
+    light, score, heavy = LIGHT.specs
+    early = replace(score, skips_to=2)
+    for wrong in (
+        (),
+        (score, heavy),
+        (UPSCALE,),
+        (light, score),
+        (light, heavy),
+        (light, UPSCALE, heavy),
+        (light, early, heavy),
+        (light, early, heavy, UPSCALE),
+        (light, score, heavy, score, heavy, UPSCALE),
+        (light, replace(score, skips_to=None), heavy),
+        (replace(light, skips_to=1),),
+    ):
+        with pytest.raises(ValueError, match="; given"):
+            begin(wrong)
+
+
+def test_a_good_image_goes_on_to_the_last_stage_and_so_does_one_that_answers() -> None:
+    stages = begin((*LIGHT.specs, UPSCALE))
+    assert [one.kind for one in least_left(stages.specs, 0)] == ["score", "upscale"]
+    assert [one.kind for one in least_left(stages.specs, 2)] == ["upscale"]
+    score = finish(stages, 0)
+    good = decided(CONFIDENT, 0.9)(score, 1)
+    unmade = failed("lost")(decided(DEFERRED, 0.2)(score, 1), 2)
+    for one, reason in ((good, "confident"), (unmade, "heavy_failed")):
+        assert (one.index, one.made, one.reason, one.has_ended) == (3, (0,), reason, False)
+        ended = finish(one, 3)
+        assert (ended.made, ended.author.model, ended.is_published) == ((0, 3), "l", True)
+        # nothing answers for an image that is not there
+        assert failed("error")(one, 3).failure == "error"
+    heavy = finish(decided(DEFERRED, 0.2)(score, 1), 2)
+    ended = finish(heavy, 3)
+    assert (ended.made, ended.author.model) == ((0, 2, 3), "h")
 
 
 decisions = st.builds(CascadeDecision, st.booleans(), st.sampled_from(get_args(CascadeReason)))
 events = st.one_of(
-    st.just(finish_image),
+    st.just(finish),
     st.builds(decided, decisions, st.none() | st.floats(-0.1, 1.1)),
-    st.builds(failed, st.sampled_from(get_args(FailureKind)), keeps_light=st.booleans()),
+    st.builds(failed, st.sampled_from(get_args(FailureKind)), keeps_image=st.booleans()),
 )
 lives = st.lists(st.tuples(events, st.sampled_from([None, None, None, 0, 1, 2])), max_size=12)
 
 
-@given(st.sampled_from([CASCADE, SINGLE, DIRECT]), lives)
+@given(st.sampled_from([LIGHT, ALONE, STRAIGHT]), lives)
 def test_a_request_ends_once_with_one_image_and_is_never_shown_undecided(
-    route: Route, life: list[tuple[Event, int | None]]
+    stages: RequestStages, life: list[tuple[Event, int | None]]
 ) -> None:
-    stages, ends = RequestStages(route), 0
+    ends = 0
     for event, index in life:
         before = stages
         try:
@@ -183,20 +225,72 @@ def test_a_request_ends_once_with_one_image_and_is_never_shown_undecided(
 
 def _check(stages: RequestStages) -> None:
     """What holds of every state."""
-    assert (stages.published is None) or (stages.failure is None)
+    assert not stages.is_published or stages.failure is None
     assert stages.present.kind in {"denoise", "score"}
-    if stages.route.kind == "cascade":
-        assert stages.index < 2 or stages.decided is not None
-    if (image := stages.published) is not None:
-        maker = stages.route.stages[image.stage_index]
-        assert (maker.kind, maker.model) == ("denoise", image.model)
-        is_last = image.stage_index == len(stages.route.stages) - 1
-        assert is_last or stages.decided is not None
+    assert stages.index < 2 or stages.reason is not None
+    if stages.is_published:
+        maker = stages.specs[stages.made[-1]]
+        assert maker is stages.author
+        is_last = stages.made[-1] == len(stages.specs) - 1
+        assert is_last or stages.reason is not None
     if stages.failure == "aborted":
-        assert stages.published is None
+        assert not stages.is_published
 
 
-@pytest.mark.parametrize("stages", [*OPEN, finish_image(HEAVY, 2), failed("lost")(ALONE, 0)])
+parts = st.sampled_from([("score", "denoise"), ("score", "upscale"), ("upscale",)])
+any_specs = st.builds(
+    StageSpec,
+    st.sampled_from(["denoise", "score", "upscale"]),
+    st.just("m"),
+    skips_to=st.none() | st.integers(-1, 6),
+)
+
+
+@st.composite
+def lists(draw: st.DrawFn) -> Specs:
+    """A list of stages that makes sense."""
+    kinds: list[Any] = ["denoise", *chain.from_iterable(draw(st.lists(parts, max_size=4)))]
+    found = []
+    for index, kind in enumerate(kinds):
+        ends = [i for i in range(index + 2, len(kinds)) if kinds[i] == "upscale"]
+        skips_to = draw(st.sampled_from([*ends, len(kinds)])) if kind == "score" else None
+        found.append(StageSpec(kind, f"{kind}{index}", skips_to=skips_to))
+    return tuple(found)
+
+
+@given(lists() | st.lists(any_specs, max_size=5).map(tuple), st.data())
+def test_any_list_ends_with_one_image_of_what_ran(specs: Specs, data: st.DataObject) -> None:
+    try:
+        stages = begin(specs)
+    except ValueError:
+        return
+    ran, finished, has_failed = [], [], False
+    while not stages.has_ended:
+        index, goes_well = stages.index, data.draw(st.integers(0, 3)) > 0
+        has_failed = not goes_well and not stages.present.rules.decides
+        ran.append(index)
+        if stages.present.rules.decides:
+            deferral = CascadeDecision(goes_well, "deferred" if goes_well else "confident")
+            stages = decide(stages, index, deferral, 0.5)
+        elif goes_well:
+            stages = finish(stages, index)
+            finished.append(index)
+        else:
+            keeps_image = data.draw(st.booleans())
+            stages = fail(stages, index, "error", keeps_image=keeps_image)
+    assert ran == sorted(set(ran))
+    assert stages.made == tuple(finished)
+    if stages.is_published:
+        # what works on the image so far is done to no other
+        author = specs.index(stages.author)
+        assert all(specs[one].kind == "upscale" for one in finished if one > author)
+        # nothing that was to be done to it in any case is left out
+        assert has_failed or not list(least_left(specs, ran[-1]))
+    else:
+        assert (stages.failure, stages.index) == ("error", ran[-1])
+
+
+@pytest.mark.parametrize("stages", [*OPEN, finish(HEAVY, 2), failed("lost")(ALONE, 0)])
 def test_a_later_dispatcher_reads_a_state_as_it_was(stages: RequestStages) -> None:
     data = msgspec.msgpack.encode(stages)
     assert msgspec.msgpack.decode(data, type=RequestStages) == stages

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,21 @@ from tests.fakes import image_request, some_settings
 from tests.jobs.jobs_cell import JobsCell, Replica, job, until
 
 STAGE = LightStage("shapes", "judge", num_steps=2, guidance_scale=1.0, sampler="ddim")
+# a row as it was written before stages were data, of an image that is deferred
+OLD_REQUESTS = """{"version": 1, "value": [{"request_id": "a", "model": "heavy",
+"prompt": "a red circle", "width_px": 64, "height_px": 64, "num_steps": 10, "guidance_scale": 1.0,
+"sampler": "ddim", "seed": 0, "negative_prompt": null, "priority": 0, "slo_s": null,
+"when_late": "accept", "add_ons": {"controls": [], "loras": [], "lora_start_step": 0},
+"edit": null, "terms": null, "output": {"image_format": "png", "compression": null,
+"metadata": true, "is_stored": true, "num_previews": 0}, "embeds_guidance": false,
+"cascade": {"name": "auto", "light": {"model": "shapes", "discriminator": "judge",
+"num_steps": 2, "guidance_scale": 1.0, "sampler": "ddim", "embeds_guidance": false,
+"schedule_steps": null}, "entry": "light", "reason": "routed"}, "call_id": "", "job_id": "",
+"owner": "", "caller": ""}]}"""
+OLD_DEFERRED = """{"version": 1, "value": [{"request_id": "a", "confidence": 0.1,
+"threshold": 0.5, "reason": "deferred", "stages": [{"stage": "light", "name": "shapes",
+"queue_s": 0.25, "took_s": 2.5}, {"stage": "score", "name": "judge", "queue_s": 0.125,
+"took_s": 0.5}], "is_stored": true}]}"""
 
 
 def settings() -> Settings:
@@ -120,6 +137,50 @@ async def test_a_later_dispatcher_goes_on_with_the_heavy_stage(
         assert image.cascade.confidence == 0.1
         expected = ("heavy_failed", b"light") if heavy_fails else ("deferred", b"heavy")
         assert (image.cascade.reason, later.results.get("a.png")) == expected
+        await until(lambda: names(later) == {"a.png"})
+
+
+@pytest.mark.parametrize("heavy_fails", [False, True])
+async def test_a_row_of_before_goes_on_with_the_heavy_stage(
+    tmp_path: Path, heavy_fails: bool
+) -> None:
+    async with JobsCell(tmp_path) as cell:
+        cell.results.put("a.candidate", b"light")
+    values = {
+        "job_id": "j",
+        "client": "alice",
+        "body_digest": "digest",
+        "state": "queued",
+        "slo_s": 60.0,
+        "created_s": time.time() - 5.0,
+        "attempts": 0,
+        "requests": OLD_REQUESTS,
+        "images": '{"version": 1, "value": [null]}',
+        "error": '{"version": 1, "value": null}',
+        "deferred": OLD_DEFERRED,
+    }
+    with sqlite3.connect(tmp_path / "jobs.db") as db:
+        columns, marks = ", ".join(values), ", ".join("?" * len(values))
+        db.execute(f"insert into jobs ({columns}) values ({marks})", [*values.values()])
+    db.close()
+    async with JobsCell(tmp_path, epoch=2) as later:
+        workers = await Workers.of(later)
+        assert not await workers.light.poll()
+        heavy = await lease(workers.heavy)
+        if heavy_fails:
+            await workers.heavy.fail(heavy)
+        else:
+            await workers.heavy.finish(heavy, b"heavy")
+        (image,) = (await ended(later)).job.images
+        assert image is not None
+        answer = image.cascade
+        assert answer is not None
+        expected = ("heavy_failed", b"light") if heavy_fails else ("deferred", b"heavy")
+        assert (answer.reason, later.results.get("a.png")) == expected
+        assert (answer.confidence, answer.threshold) == (0.1, 0.5)
+        times = [(one.stage, one.name, one.took_s) for one in answer.stages[:2]]
+        assert times == [("light", "shapes", 2.5), ("score", "judge", 0.5)]
+        assert answer.stages[2].stage == "heavy"
         await until(lambda: names(later) == {"a.png"})
 
 

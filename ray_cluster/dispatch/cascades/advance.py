@@ -1,7 +1,7 @@
-"""Cascades: what follows on a stage that has ended, by the policies.
+"""What follows on a stage that has ended, in cascades by the policies.
 
-A light image is published, or scored; a scored one is published, or the heavy model makes it anew
-(DiffServe, section 3). Later stages are queued however many wait: the request was accepted.
+An image that was scored is good enough, or the heavy model makes it anew (DiffServe, section 3).
+Later stages are queued however many wait: the request was accepted.
 """
 
 from __future__ import annotations
@@ -12,13 +12,20 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ray_cluster.config.settings import CascadeSettings
-from ray_cluster.dispatch.cascades.record import CascadeRecord, CascadeView, scored_view
-from ray_cluster.dispatch.cascades.stages import decide, fail, finish_image
 from ray_cluster.dispatch.queue.admission_view import AdmissionView
 from ray_cluster.dispatch.queue.due import AT_ONCE
 from ray_cluster.dispatch.queue.ledger import Ledger
-from ray_cluster.dispatch.records import RequestRecord, Restored
+from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.dispatch.reports.log import log_image
+from ray_cluster.dispatch.reports.snapshots import CascadeView
+from ray_cluster.dispatch.stages import (
+    Specs,
+    StageEnd,
+    decide,
+    fail,
+    least_left,
+    view_in,
+)
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.observability.logs import LogFields
 from ray_cluster.policies.admission.admission import predict_s
@@ -41,7 +48,7 @@ from ray_cluster.policies.cascade import (
 )
 from ray_cluster.policies.costs.cost_model import alone_s
 from ray_cluster.policies.planning.plan import CascadePlan
-from ray_cluster.policies.types import RequestView
+from ray_cluster.policies.types import CascadeReason, RequestView
 from ray_cluster.protocol.leases import lane_of
 from ray_cluster.protocol.outcomes import Deferred, Preview
 from ray_cluster.requests import ImageRequest
@@ -115,7 +122,7 @@ class Cascades:
         self._cascades: dict[str, _Cascade] = {}
         self.is_behind = False
         self._offered: list[str] = []
-        # that are scored, or that the heavy model makes anew
+        # whose present stage is not the first one
         self._later: dict[str, RequestRecord] = {}
         self._deferred: list[Deferred] = []
 
@@ -156,80 +163,69 @@ class Cascades:
         deferred, self._deferred = self._deferred, []
         return deferred
 
-    def score_s(self, request: ImageRequest, now_s: float) -> float:
-        """Return the seconds that a request's light image will wait for its score; 0 if unknown."""
-        use = request.cascade
-        if use is None or use.light is None:
-            return 0.0
-        name = use.light.discriminator
-        view = scored_view(request, name, arrival_s=now_s, deadline_s=math.inf)
-        if self._queue.pool(view.model) is None:
-            return 0.0
-        return predict_s([view], self._queue, now_s)
+    def least_left_s(self, request: ImageRequest, specs: Specs, index: int, now_s: float) -> float:
+        """Return the seconds of what follows on a stage in any case, as far as known."""
+        left_s = 0.0
+        for spec in least_left(specs, index):
+            view = view_in(request, spec, arrival_s=now_s, deadline_s=math.inf)
+            if self._queue.pool(spec.lane) is not None:
+                left_s += predict_s([view], self._queue, now_s)
+        return left_s
 
-    def restore(self, record: RequestRecord, restored: Restored) -> None:
-        """Let a request go on that an earlier dispatcher has deferred; others begin anew."""
-        cascade, deferred = record.cascade, restored.deferred
-        if cascade is None or cascade.use.light is None or deferred is None:
-            return
-        scored = finish_image(cascade.stages, 0)
-        decision = CascadeDecision(is_deferred=True, reason=deferred.reason)
-        cascade.stages = decide(scored, 1, decision, deferred.confidence)
-        cascade.threshold, cascade.light = deferred.threshold, restored.light
-        cascade.times = list(deferred.stages)
-        self._later[record.view.request_id] = record
+    def watch_over(self, record: RequestRecord) -> None:
+        """Watch a request of an earlier dispatcher, as :meth:`watch` does from its second stage."""
+        if record.stages.index:
+            self._later[record.view.request_id] = record
 
     def advance(self, now_s: float) -> None:
         """Decide over every request whose stage has ended."""
-        for record in self._ledger.take_between():
+        for record, end in self._ledger.take_between():
             self._later.pop(record.view.request_id, None)
             try:
-                self._advance(record, now_s)
+                self._advance(record, end, now_s)
             except Exception:
                 # a mistake of ours: it ends this request, and no other
                 logger.exception("no decision over %s", record.view.request_id)
                 self._ledger.fail(record, "error", "the service could not decide what follows")
 
-    def _advance(self, record: RequestRecord, now_s: float) -> None:
-        if (cascade := record.cascade) is not None:
-            if cascade.failure is not None:
-                self._answer_light(record, cascade, now_s)
-            elif cascade.stage == "score":
-                self._decide(record, cascade, now_s)
-            else:
-                self._take_image(record, cascade, now_s)
+    def _advance(self, record: RequestRecord, end: StageEnd | None, now_s: float) -> None:
+        stages = record.stages
+        if end is None:
+            self._begin(record, now_s)
+        elif stages.present.rules.decides:
+            self._decide(record, end, now_s)
+        else:
+            assert isinstance(end, str), "it makes images, and none was made"
+            record.stages = fail(stages, stages.index, end, keeps_image=True)
+            self._begin(record, now_s)
 
-    def _take_image(self, record: RequestRecord, cascade: CascadeRecord, now_s: float) -> None:
-        image, cascade.made = cascade.made, None
-        assert image is not None, "a stage that makes images has made none"
-        is_last = cascade.is_last
-        cascade.stages = finish_image(cascade.stages, cascade.stages.index)
-        if is_last:
-            self._ledger.complete(record, image, record.view, now_s)
-            return
-        cascade.light = image
-        view = self._scored_view(record, cascade)
-        if not self._replicas.ids(view.model):
-            self._decide(record, cascade, now_s)
-            return
-        self._go_on(record, view, now_s)
+    def _begin(self, record: RequestRecord, now_s: float) -> None:
+        """Begin the present stage, unless the image so far is published by now."""
+        present = record.stages.present
+        if record.stages.is_published:
+            self._ledger.complete(record, now_s)
+        elif present.rules.decides and not self._replicas.ids(present.lane):
+            self._decide(record, "lost", now_s)
+        else:
+            view = self._view_of(record, record.stages.index, now_s)
+            self._ledger.enqueue(record, view, now_s)
+            self._later[view.request_id] = record
 
-    def _scored_view(self, record: RequestRecord, cascade: CascadeRecord) -> RequestView:
-        arrival_s, deadline_s = record.view.arrival_s, record.deadline_s
-        name = cascade.stages.present.model
-        return scored_view(record.request, name, arrival_s=arrival_s, deadline_s=deadline_s)
+    def _view_of(self, record: RequestRecord, index: int, now_s: float) -> RequestView:
+        """Return what policies know of a request in a stage, which leaves time for later ones."""
+        request, specs, arrival_s = record.request, record.stages.specs, record.view.arrival_s
+        deadline_s = record.deadline_s - self.least_left_s(request, specs, index, now_s)
+        return view_in(request, specs[index], arrival_s=arrival_s, deadline_s=deadline_s)
 
-    def _go_on(self, record: RequestRecord, view: RequestView, now_s: float) -> None:
-        self._ledger.enqueue(record, view, now_s)
-        self._later[view.request_id] = record
-
-    def _decide(self, record: RequestRecord, cascade: CascadeRecord, now_s: float) -> None:
-        """Publish a light image, or have it made anew."""
-        confidence, cascade.scored, cascade.small = cascade.scored, None, None
-        heavy = record.request.view(arrival_s=record.view.arrival_s, deadline_s=record.deadline_s)
+    def _decide(self, record: RequestRecord, end: StageEnd, now_s: float) -> None:
+        """Have an image go on or be published, or the next stage make it anew."""
+        stages, record.small = record.stages, None
+        confidence = None if isinstance(end, str) else end
+        heavy = self._view_of(record, stages.index + 1, now_s)
         # with the time that the heavy model takes, which costs a prediction
         predicted_s: float | None = None
-        known = self._cascades.get(cascade.use.name)
+        threshold: float | None = None
+        known = self._cascades.get(record.request.called_model)
         if confidence is None or known is None:
             wanted = "light" if known is None else known.config.when_unscored
             slack_s = 0.0
@@ -237,7 +233,7 @@ class Cascades:
                 predicted_s = self._predicted_s(heavy, now_s)
                 slack_s = self._slack(heavy, now_s, predicted_s).present_s
             decision = decide_unscored(wanted, slack_s)
-            if cascade.is_late:
+            if end == "too_late":
                 decision = CascadeDecision(is_deferred=False, reason="no_time")
         else:
             # before it counts itself
@@ -249,16 +245,16 @@ class Cascades:
                 slack = self._slack(heavy, now_s, predicted_s)
             decision = decide_deferral(plan, confidence, slack)
             # for replies: everything is below a little above 1
-            cascade.threshold = min(1.0, request_threshold(plan, slack))
-        cascade.stages = decide(cascade.stages, cascade.stages.index, decision, confidence)
+            threshold = min(1.0, request_threshold(plan, slack))
+        record.stages = decide(stages, stages.index, decision, confidence, threshold)
         fields = LogFields(reason=decision.reason)
         if confidence is not None:
             fields["confidence"] = confidence
         log_image("image_decided", record, **fields)
         if decision.is_deferred:
-            self._defer(record, cascade, heavy, now_s, predicted_s)
+            self._defer(record, decision.reason, heavy, now_s, predicted_s)
         else:
-            self._complete_light(record, cascade, now_s)
+            self._begin(record, now_s)
 
     def _predicted_s(self, heavy: RequestView, now_s: float) -> float:
         """Return the seconds until the heavy model is done; infinite if nobody serves it."""
@@ -274,48 +270,29 @@ class Cascades:
     def _defer(
         self,
         record: RequestRecord,
-        cascade: CascadeRecord,
+        reason: CascadeReason,
         heavy: RequestView,
         now_s: float,
         predicted_s: float | None,
     ) -> None:
-        output, light = record.request.output, cascade.light
-        if output.num_previews and light is not None and light.data:
-            cascade.shows_light = True
-            record.preview = Preview(0, 0, heavy.num_steps, light.data)
+        if light := record.shown:
+            record.preview = Preview(0, 0, heavy.num_steps, light)
         # what is deferred arrives at the heavy model: forecasts expect as many more of it
         self._ledger.stats.note_accepted(replace(heavy, arrival_s=now_s))
         if predicted_s is None:
             predicted_s = self._predicted_s(heavy, now_s)
-        self._go_on(record, heavy, now_s)
+        self._begin(record, now_s)
         record.predicted_s = predicted_s if math.isfinite(predicted_s) else 0.0
-        stages = cascade.stages
-        assert stages.decided is not None, "it has just been decided"
         self._deferred.append(
             Deferred(
-                record.view.request_id,
-                stages.confidence,
-                cascade.threshold,
-                stages.decided,
-                tuple(cascade.times),
-                is_stored=output.is_stored,
+                heavy.request_id,
+                record.stages.confidence,
+                record.stages.threshold,
+                reason,
+                record.times,
+                is_stored=record.has_candidate,
             )
         )
-
-    def _answer_light(self, record: RequestRecord, cascade: CascadeRecord, now_s: float) -> None:
-        """Publish the light image in place of a heavy one that does not come."""
-        assert cascade.failure is not None, "nothing has failed"
-        index = cascade.stages.index
-        cascade.stages = fail(cascade.stages, index, cascade.failure, keeps_light=True)
-        self._complete_light(record, cascade, now_s)
-
-    def _complete_light(self, record: RequestRecord, cascade: CascadeRecord, now_s: float) -> None:
-        light = record.request.light
-        assert light is not None, "the request has no light stage"
-        assert cascade.light is not None, "there is no light image"
-        view = light.view(arrival_s=record.view.arrival_s, deadline_s=record.deadline_s)
-        is_stored = light.output.is_stored
-        self._ledger.complete(record, cascade.light, view, now_s, is_candidate=is_stored)
 
     # what does not come
 
@@ -324,13 +301,10 @@ class Cascades:
         due = [one for one in self._open() if now_s >= self._due_s(one)]
         self.is_behind = len(due) > AT_ONCE
         for record in due[:AT_ONCE]:
-            cascade = record.cascade
-            assert cascade is not None, "others are never due"
             self._replicas.alert(record.holder)
-            if cascade.stage == "heavy":
-                cascade.failure = "too_late"
-            cascade.is_late = now_s >= record.deadline_s
-            self._ledger.leave_stage(record, now_s)
+            is_scored = record.stages.present.rules.decides
+            is_late = not is_scored or now_s >= record.view.deadline_s
+            self._ledger.leave_stage(record, "too_late" if is_late else "lost", now_s)
         self.advance(now_s)
 
     @property
@@ -339,7 +313,7 @@ class Cascades:
         return min((self._due_s(record) for record in self._open()), default=math.inf)
 
     def _open(self) -> Iterator[RequestRecord]:
-        """Yield the requests that are scored or made anew, and forget those that have ended."""
+        """Yield the requests in a later stage, and forget those that have ended."""
         gone = [name for name, one in self._later.items() if self._ledger.get(name) is not one]
         for name in gone:
             del self._later[name]
@@ -347,23 +321,21 @@ class Cascades:
 
     def _due_s(self, record: RequestRecord) -> float:
         """Return the instant at which the present stage is not worth waiting for any more."""
-        cascade = record.cascade
-        if cascade is None:
-            return math.inf
-        if cascade.stage == "score":
+        view = record.view
+        if record.stages.present.rules.decides:
             # a discriminator that holds it is alive
-            if record.holder is None and not self._replicas.ids(record.view.model):
+            if record.holder is None and not self._replicas.ids(view.model):
                 return -math.inf
-            return math.inf if self._ignores_slack(cascade) else record.deadline_s
-        pool = self._queue.pool(record.view.model)
-        if pool is None or not cascade.may_answer_light or self._ignores_slack(cascade):
+            return math.inf if self._ignores_slack(record) else view.deadline_s
+        pool = self._queue.pool(view.model)
+        if pool is None or not record.outlives_stage or self._ignores_slack(record):
             return math.inf
-        rest_s = alone_s(pool.slowest_cost, record.view)
+        rest_s = alone_s(pool.slowest_cost, view)
         told_s = None if record.holder is None else record.since_s
-        return given_up_s(record.deadline_s, rest_s, told_s)
+        return given_up_s(view.deadline_s, rest_s, told_s)
 
-    def _ignores_slack(self, cascade: CascadeRecord) -> bool:
-        known = self._cascades.get(cascade.use.name)
+    def _ignores_slack(self, record: RequestRecord) -> bool:
+        known = self._cascades.get(record.request.called_model)
         return known is None or known.config.reserve_s is None
 
 

@@ -13,6 +13,7 @@ from ray_cluster.dispatch.queue.admission_view import AdmissionView
 from ray_cluster.dispatch.queue.exchanges import Exchanges
 from ray_cluster.dispatch.queue.ledger import Ledger
 from ray_cluster.dispatch.reports.log import log_refused
+from ray_cluster.dispatch.stages import stages_of, view_in
 from ray_cluster.policies.admission.admission import admit, refuse_beyond
 from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.requests import ImageRequest
@@ -94,7 +95,7 @@ class Admission:
             return Offer(accepted=False, reason="unknown_model")
         own = self._attached.view_of(client, self._most_attached)
         whose = _client_of(requests[0], client)
-        if (refused := self._refuse_deferred(requests, whose, now_s)) is not None:
+        if (refused := self._refuse_later(requests, whose, now_s)) is not None:
             return refused
         share = self._ledger.waiting.share(requests, views[0].model, whose)
         offer = admit(views, self._queue, own, share)
@@ -102,28 +103,32 @@ class Admission:
             offer = replace(offer, predicted_s=offer.predicted_s + wait_s)
         return offer
 
-    def _refuse_deferred(
+    def _refuse_later(
         self, requests: Sequence[ImageRequest], whose: str, now_s: float
     ) -> Offer | None:
-        """Refuse what its cascade may defer if its client's share of the heavy model is full."""
-        heavy = requests[0].model
-        if requests[0].light is None or self._queue.pool(heavy) is None:
-            return None
-        views = [one.view(arrival_s=now_s, deadline_s=math.inf) for one in requests]
-        share = self._ledger.waiting.share(requests, heavy, whose)
-        return refuse_beyond(views, share, self._queue)
+        """Refuse what a later stage may make if its client's share there is full."""
+        for spec in stages_of(requests[0]).specs[1:]:
+            if spec.rules.decides or self._queue.pool(spec.lane) is None:
+                continue
+            views = [view_in(one, spec, arrival_s=now_s, deadline_s=math.inf) for one in requests]
+            share = self._ledger.waiting.share(requests, spec.lane, whose)
+            if (refused := refuse_beyond(views, share, self._queue)) is not None:
+                return refused
+        return None
 
     def _views(self, requests: Sequence[ImageRequest], now_s: float) -> list[RequestView]:
-        # promised is a light image, and that it is scored in time
-        score_s = self._cascades.score_s(requests[0], now_s)
-        return [self._view(one, now_s, score_s) for one in requests]
+        # promised is the first image, and what follows on it in any case
+        first = stages_of(requests[0])
+        later_s = 0.0
+        if not first.is_last:
+            later_s = self._cascades.least_left_s(requests[0], first.specs, 0, now_s)
+        return [self._view(one, now_s, later_s) for one in requests]
 
-    def _view(self, request: ImageRequest, now_s: float, score_s: float) -> RequestView:
+    def _view(self, request: ImageRequest, now_s: float, later_s: float) -> RequestView:
         slo_s = self._default_slo_s if request.slo_s is None else request.slo_s
-        slo_s -= self._ledger.waiting.wait_s([request], now_s)
-        if request.light is None:
-            return request.view(arrival_s=now_s, deadline_s=now_s + slo_s)
-        return request.light.view(arrival_s=now_s, deadline_s=now_s + slo_s - score_s)
+        slo_s -= self._ledger.waiting.wait_s([request], now_s) + later_s
+        first = stages_of(request).present
+        return view_in(request, first, arrival_s=now_s, deadline_s=now_s + slo_s)
 
 
 def _client_of(request: ImageRequest, client: str | None) -> str:

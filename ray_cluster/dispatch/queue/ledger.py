@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Literal
 
 from ray_cluster.config.sections.cell_wide import DispatchConfig
-from ray_cluster.dispatch.cascades.record import cascade_record
 from ray_cluster.dispatch.loras.loras import Loras
 from ray_cluster.dispatch.queue.due import Due
 from ray_cluster.dispatch.queue.waiting import WaitingRoom
@@ -15,6 +14,14 @@ from ray_cluster.dispatch.records import ReplicaRecord, RequestRecord, Restored,
 from ray_cluster.dispatch.reports.demand import Demand
 from ray_cluster.dispatch.reports.log import log_end, log_image
 from ray_cluster.dispatch.reports.statistics import CALLERS_OWN, OutcomeCounters, PredictionStats
+from ray_cluster.dispatch.stages import (
+    RequestStages,
+    StageEnd,
+    finish,
+    request_in,
+    stages_of,
+    view_in,
+)
 from ray_cluster.dispatch.workers.controlnets import ControlNets
 from ray_cluster.policies.leasing.ordering import ages_at_s
 from ray_cluster.policies.types import Offer, RequestView
@@ -36,8 +43,8 @@ class Ledger:
     """Keeps every accepted request in exactly one place until it ends, then forgets it.
 
     A request waits (it is in ``waiting``, its fence is None) or is leased (it is among one
-    replica's ``held``, its fence is that of the lease). One whose stage of a cascade has ended is
-    at neither place until :meth:`take_between`, in the same call.
+    replica's ``held``, its fence is that of the lease). One between two stages is at neither place
+    until :meth:`take_between`, in the same call.
 
     Args:
         config: the number of lost leases after which a request ends as ``lost``, and when it ages.
@@ -74,8 +81,9 @@ class Ledger:
         self._records: dict[str, RequestRecord] = {}
         self._attached: dict[str, dict[str, RequestRecord]] = {}
         self._ended: list[Outcome] = []
-        # at the end of a stage of a cascade that is not the last: neither waiting nor leased
-        self._between: list[RequestRecord] = []
+        # neither waiting nor leased, with the end of a stage that has made no image
+        self._between: list[tuple[RequestRecord, StageEnd | None]] = []
+        self._unpublished: list[str] = []
 
     def apply_settings(self, config: DispatchConfig) -> None:
         """Apply other settings; requests that have aged stay so."""
@@ -118,7 +126,7 @@ class Ledger:
         for request, view in as_offered(requests, views, offer):
             client_s = None if client is None else now_s
             whose = request.sharer if client is None else client
-            record = self._open(request, view, slo_s, client_s, whose)
+            record = self._open(request, view, stages_of(request), slo_s, client_s, whose)
             record.predicted_s, record.is_simulated = offer.predicted_s, offer.is_simulated
             self.stats.note_accepted(view)
             self.counters.totals["accepted"] += 1
@@ -127,8 +135,12 @@ class Ledger:
 
     def restore(self, restored: Restored, now_s: float) -> RequestRecord:
         """Queue a durable request that an earlier dispatcher accepted."""
-        request = restored.request
-        record = self._open(request, restored.view(now_s), restored.slo_s, None, request.sharer)
+        request, stages, arrival_s = restored.request, restored.stages, now_s - restored.age_s
+        deadline_s = arrival_s + restored.slo_s
+        view = view_in(request, stages.present, arrival_s=arrival_s, deadline_s=deadline_s)
+        record = self._open(request, view, stages, restored.slo_s, None, request.sharer)
+        record.image = restored.light
+        record.times = () if restored.deferred is None else restored.deferred.stages
         record.may_resume = True
         # how much of the time before was work is not known
         record.since_s = now_s
@@ -140,15 +152,14 @@ class Ledger:
         self,
         request: ImageRequest,
         view: RequestView,
+        stages: RequestStages,
         slo_s: float,
         client_s: float | None,
         client: str,
     ) -> RequestRecord:
         slo_s = slo_s if request.slo_s is None else request.slo_s
-        record = RequestRecord(
-            request, view, slo_s, client_s=client_s, since_s=view.arrival_s, client=client
-        )
-        record.cascade = cascade_record(request, view.arrival_s)
+        since_s = view.arrival_s
+        record = RequestRecord(request, view, stages, slo_s, client_s, since_s, since_s, client)
         self._records[request.request_id] = record
         if client_s is not None:
             self._attached.setdefault(client, {})[request.request_id] = record
@@ -178,7 +189,7 @@ class Ledger:
         record.num_leases += 1
         log_image("image_leased", record, queue_s=record.queued_s)
         orders = self._loras.orders_of(record.request)
-        return replace(record.lease(fence, now_s, may_resume=may_resume), loras=orders)
+        return record.lease(fence, now_s, orders, may_resume=may_resume)
 
     def note_passes(self, request_ids: Iterable[str]) -> None:
         """Count later requests that are leased before these, which wait."""
@@ -228,22 +239,21 @@ class Ledger:
         record = self._leased(event, replica)
         if record is None:
             return False
+        decides = record.stages.present.rules.decides
         match event:
-            case Finished():
+            case Finished() if not decides:
                 self._finish(record, event, now_s)
-            case Scored(confidence=confidence) if record.cascade is not None:
+            case Scored(confidence=confidence) if decides:
                 # what is no confidence counts as none
-                record.cascade.scored = confidence if 0 <= confidence <= 1 else None
-                self.leave_stage(record, now_s)
-            case Failed() if record.cascade is not None and record.cascade.stage == "score":
-                self.leave_stage(record, now_s)
-            case Scored():
-                return False
+                found: StageEnd = confidence if 0 <= confidence <= 1 else "invalid"
+                self.leave_stage(record, found, now_s)
             case Failed():
                 self._fail(record, event.failure, now_s)
             case Returned():
                 record.note_stored(event.steps_done, replica.registration.model_digest)
                 self._requeue(record, now_s, "preempted" if record.is_preempted else "returned")
+            case _:
+                return False
         return True
 
     def show(self, shown: Shown, replica: ReplicaRecord) -> bool:
@@ -264,10 +274,6 @@ class Ledger:
         if record.num_losses < self._max_attempts:
             self._requeue(record, now_s, "lost")
             return
-        if record.cascade is not None and record.cascade.stage == "score":
-            # the image is made; it goes on without a confidence
-            self.leave_stage(record, now_s)
-            return
         message = f"{record.num_losses} replicas were lost while they worked on it"
         self.fail(record, "lost", message, now_s)
 
@@ -281,28 +287,31 @@ class Ledger:
         """End a request without an image of the present stage.
 
         Args:
-            now_s: if a light image may answer for it.
+            now_s: if it may go on without.
         """
         stage: Literal["queue", "replica"] = "queue" if record.holder is None else "replica"
         self._fail(record, Failure(record.view.request_id, kind, message, stage), now_s)
 
     def _fail(self, record: RequestRecord, failure: Failure, now_s: float | None) -> None:
-        if now_s is not None and record.cascade is not None and record.cascade.may_answer_light:
-            record.cascade.failure = failure.kind
-            self.leave_stage(record, now_s)
+        if now_s is not None and failure.kind != "aborted" and record.outlives_stage:
+            self.leave_stage(record, failure.kind, now_s)
             return
         self.counters.totals[failure.kind] += 1
         self._end(record, failure)
 
-    def leave_stage(self, record: RequestRecord, now_s: float) -> None:
-        """End the present stage of a cascade: whoever takes it next decides what follows."""
-        assert record.cascade is not None, f"{record.request} has no stages"
-        record.cascade.note_time(record.queued_s, now_s)
-        self._withdraw(record)
-        self._between.append(record)
+    def leave_stage(self, record: RequestRecord, end: StageEnd, now_s: float) -> None:
+        """End the present stage without an image: whoever takes it next decides what follows."""
+        record.end_stage(now_s)
+        self._put_between(record, end)
 
-    def take_between(self) -> list[RequestRecord]:
-        """Return the requests whose stage has ended: enqueue or complete each of them."""
+    def _put_between(self, record: RequestRecord, end: StageEnd | None) -> None:
+        self._withdraw(record)
+        self._between.append((record, end))
+
+    def take_between(self) -> list[tuple[RequestRecord, StageEnd | None]]:
+        """Return requests whose next stage is to begin, and those whose stage has made no image,
+        with how it has ended: enqueue or complete each of them.
+        """
         records, self._between = self._between, []
         return records
 
@@ -316,46 +325,43 @@ class Ledger:
         outcomes, self._ended = tuple(self._ended), []
         return outcomes
 
+    def take_unpublished(self) -> list[str]:
+        """Return the ids of ended requests that have left a candidate in the result store."""
+        unpublished, self._unpublished = self._unpublished, []
+        return unpublished
+
     def _finish(self, record: RequestRecord, event: Finished, now_s: float) -> None:
         """Note that the present stage has made an image: for the next one, or to be published."""
-        cascade, result = record.cascade, event.result
-        self._note_made(record, result, now_s)
-        if cascade is None:
-            self.complete(record, result, record.view, now_s)
+        self._note_made(record, event.result, now_s)
+        record.end_stage(now_s)
+        record.image = event.result
+        record.stages = stages = finish(record.stages, record.stages.index)
+        if stages.is_published:
+            self.complete(record, now_s)
             return
-        cascade.made = result
-        if not cascade.is_last:
-            cascade.small = event.small
-        self.leave_stage(record, now_s)
+        record.small = event.small if stages.present.rules.takes == "small" else None
+        self._put_between(record, None)
 
     def _note_made(self, record: RequestRecord, result: ImageResult, now_s: float) -> None:
         """Compare the end of the present stage with what was predicted of it."""
-        began_s = record.view.arrival_s if record.cascade is None else record.cascade.entered_s
-        took_s = now_s - began_s
+        took_s = now_s - record.entered_s
         self.stats.note_end(record, result.timing, took_s, now_s)
         self.counters.note_ratio(record.view.model, took_s=took_s, predicted_s=record.predicted_s)
 
-    def complete(
-        self,
-        record: RequestRecord,
-        result: ImageResult,
-        view: RequestView,
-        now_s: float,
-        *,
-        is_candidate: bool = False,
-    ) -> None:
-        """End a request that no replica holds any more, or its last one, with an image.
-
-        Args:
-            view: of the stage that made it.
-            is_candidate: see :attr:`Completed.is_candidate`.
-        """
-        completed = record.completed(result, view, now_s, is_candidate=is_candidate)
-        fidelity = "exact" if is_candidate else record.request.fidelity
-        self.counters.made[view.model, fidelity or "unknown"] += 1
+    def complete(self, record: RequestRecord, now_s: float) -> None:
+        """End a request whose stages have published the image so far."""
+        author = record.stages.author
+        if author is not record.stages.present:
+            # counted is whose image it is
+            arrival_s, deadline_s = record.view.arrival_s, record.deadline_s
+            record.view = view_in(
+                record.request, author, arrival_s=arrival_s, deadline_s=deadline_s
+            )
+        completed = record.completed(now_s)
+        fidelity = request_in(record.request, author).fidelity
+        self.counters.made[record.view.model, fidelity or "unknown"] += 1
         self.counters.totals["completed"] += 1
         self.counters.totals["missed"] += not completed.deadline_met
-        record.view = view
         self._end(record, completed)
 
     def _requeue(self, record: RequestRecord, now_s: float, reason: str) -> None:
@@ -381,11 +387,13 @@ class Ledger:
         log_end(record, outcome)
         if isinstance(outcome, Completed) and outcome.cascade is not None:
             self.counters.note_cascade(outcome.cascade)
-        if isinstance(outcome, Failure) and outcome.kind != "lost" and record.is_first_stage:
+        if isinstance(outcome, Failure) and outcome.kind != "lost" and not record.stages.made:
             self.demand.note_unmade(record)
         if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
             self.counters.note_end(record.view, is_met=is_met)
+        if record.has_candidate and not (isinstance(outcome, Completed) and outcome.is_candidate):
+            self._unpublished.append(record.view.request_id)
         self._withdraw(record)
         self._loras.note_end(record.request)
         del self._records[record.view.request_id]

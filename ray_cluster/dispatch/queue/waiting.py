@@ -194,7 +194,7 @@ class WaitingRoom:
                 failed.append((record, failure))
             elif not self._is_held_back(record.request, record.view.steps_done):
                 self._hold_no_more(record)
-                if record.cascade is None:
+                if record.stages.is_last:
                     # admission has counted with one that is earlier by what fetching takes
                     record.view = replace(record.view, deadline_s=record.deadline_s)
                 self._enqueue(record)

@@ -216,12 +216,12 @@ class Demand:
 
 def service_of(request: ImageRequest) -> str:
     """Return what a request is demand for: the cascade that routes it, or else its model."""
-    return request.model if request.light is None else request.called_model
+    return request.called_model if request.is_routed else request.model
 
 
 def _images(request: ImageRequest, view: RequestView, capacity: Capacity | None) -> float:
     """Return what a request counts for; one that a cascade routes is one image of both models."""
-    return 1.0 if capacity is None or request.light is not None else capacity.images(view)
+    return 1.0 if capacity is None or request.is_routed else capacity.images(view)
 
 
 def typical_request(tuning: PoolConfig | None, profile: ModelProfile) -> TypicalRequest:

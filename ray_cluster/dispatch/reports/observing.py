@@ -11,11 +11,10 @@ from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.config.slices import started_section
-from ray_cluster.dispatch.cascades.record import CascadeView
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.records import ReplicaRecord
 from ray_cluster.dispatch.reports.demand import typical_request
-from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
+from ray_cluster.dispatch.reports.snapshots import CascadeView, ClusterSnapshot
 from ray_cluster.policies.planning.plan import PlannedSettings
 from ray_cluster.protocol.controller import (
     ModelQueue,

@@ -5,16 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ray_cluster.config.kinds import WorkerKind
-from ray_cluster.dispatch.cascades.record import CascadeView
 from ray_cluster.dispatch.queue.admission_view import AdmissionView
 from ray_cluster.dispatch.queue.ledger import Ledger
 from ray_cluster.dispatch.reports.demand import DemandCounts
 from ray_cluster.dispatch.reports.statistics import OutcomeCounters
+from ray_cluster.dispatch.stages import KINDS
 from ray_cluster.dispatch.workers.replicas import Replicas
-from ray_cluster.policies.types import ReplicaView
+from ray_cluster.policies.types import CascadeEntry, ReplicaView
 
-_HOLDERS: tuple[WorkerKind, ...] = ("denoise", "score")
+
+@dataclass(frozen=True, slots=True)
+class CascadeView:
+    """A cascade at one instant, for metrics.
+
+    Attributes:
+        threshold: in force; above 1 everything may be deferred.
+        deferral_rate: that it gives by the latest confidences; None without any.
+        drift: of these from what was calibrated, as the largest difference in deferral rate at one
+            threshold; None while too little is known.
+        unscored: whose images are published while no discriminator lives; None while one does.
+        num_scored: real confidences since the start.
+        window: the latest ones, after those of the calibration that are still in it.
+    """
+
+    name: str
+    discriminator: str
+    unscored: CascadeEntry | None
+    threshold: float
+    deferral_rate: float | None
+    drift: float | None
+    num_scored: int = 0
+    window: tuple[float, ...] = ()
+
+    def confidences_since(self, cursor: int) -> tuple[float, ...]:
+        """Return the real confidences after the first ``cursor`` ones, as far as they are here.
+
+        A cursor beyond them is of an earlier dispatcher: all are new.
+        """
+        num_new = self.num_scored - cursor if cursor <= self.num_scored else self.num_scored
+        return self.window[len(self.window) - min(num_new, len(self.window)) :]
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +130,7 @@ class ClusterSnapshot:
             oldest_waiting_s=max(ages_s, default=0.0),
             num_waiting_by_model={model: counts[model] for model in sorted(models)},
             # others hold no requests
-            replicas=tuple(one.view() for one in replicas if one.registration.kind in _HOLDERS),
+            replicas=tuple(one.view() for one in replicas if one.registration.kind in KINDS),
             counters=ledger.counters.copy(),
             demand=ledger.demand.read(),
             cascades=cascades,

@@ -2,7 +2,7 @@
 
 Every decision is a plan's or a policy's: which images are deferred, how large batches are, how many
 replicas there are. Requests go through stages as in the live dispatcher
-(`dispatch/cascades/stages.py`).
+(`dispatch/stages.py`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from heapq import heapreplace
 
 import numpy as np
 
-from ray_cluster.dispatch.cascades.stages import (
+from ray_cluster.dispatch.stages import (
     RequestStages,
-    Route,
-    cascade_route,
+    cascade,
     decide,
-    direct_route,
     fail,
-    finish_image,
-    single_route,
+    finish,
+    single,
 )
 from ray_cluster.policies.cascade import (
     Slack,
@@ -111,12 +109,6 @@ class SimulatedCluster:
         self._dwell_s = dwell_s
         self._models = tuple(dict.fromkeys(pool.model for pool in fleet.pools))
         self._services = {spec.name: spec for spec in fleet.services}
-        self._routes = {spec.name: _route_of(spec) for spec in fleet.services}
-        self._direct_routes = {
-            spec.name: direct_route(spec.cascade.heavy_model)
-            for spec in fleet.services
-            if spec.cascade
-        }
         self._scorers = {
             spec.name: Scorers(events, spec.cascade.num_scorers, spec.cascade.discriminate_s)
             for spec in fleet.services
@@ -206,10 +198,8 @@ class SimulatedCluster:
         """Admit a request at its arrival."""
         name = request.service
         self._num_arrived[name] += 1
-        route, direct = self._routes[name], self._direct_routes.get(name)
-        if direct and request.coin < self._plan_of(name).heavy_share:
-            route = direct
-        self._go_on(request, RequestStages(route))
+        is_direct = request.coin < self._plan_of(name).heavy_share
+        self._go_on(request, _begun(self._services[name], is_direct=is_direct))
 
     def _go_on(self, request: SimulatedRequest, stages: RequestStages) -> None:
         """Start the present stage, or note how the request ended."""
@@ -218,7 +208,7 @@ class SimulatedCluster:
             self._note_end(request, stages)
             return
         self._stages[request.number] = stages
-        if stages.present.kind == "score":
+        if stages.present.rules.decides:
             self._scorers[request.service].score(partial(self._on_scored, request))
         else:
             self.serving.offer(stages.present.model, request, stages.index)
@@ -227,14 +217,14 @@ class SimulatedCluster:
         """An image is done: it is the answer, or goes to the scorer."""
         stages = self._stages[request.number]
         assert stages.present.model == model
-        self._go_on(request, finish_image(stages, stages.index))
+        self._go_on(request, finish(stages, stages.index))
 
     def _on_scored(self, request: SimulatedRequest) -> None:
         """A light image has its confidence: it is the answer, or is deferred."""
         stages, plan = self._stages[request.number], self._plan_of(request.service)
         self._confidences[request.service].append(request.confidence)
         if needs_slack(plan, request.confidence):
-            decision = decide_deferral(plan, request.confidence, self._slack(request, stages.route))
+            decision = decide_deferral(plan, request.confidence, self._slack(request, stages))
         else:
             decision = decide_deferral(plan, request.confidence)
         self._go_on(request, decide(stages, stages.index, decision, request.confidence))
@@ -242,19 +232,19 @@ class SimulatedCluster:
     def on_hopeless(self, request: SimulatedRequest) -> None:
         """An image can't be made in time: the answer is the light one if the plan says so."""
         stages, left_s = self._stages[request.number], request.deadline_s - self._events.now_s
-        keeps_light = answers_with_light(self._plan_of(request.service), left_s)
-        self._go_on(request, fail(stages, stages.index, "too_late", keeps_light=keeps_light))
+        keeps_image = answers_with_light(self._plan_of(request.service), left_s)
+        self._go_on(request, fail(stages, stages.index, "too_late", keeps_image=keeps_image))
 
-    def _slack(self, request: SimulatedRequest, route: Route) -> Slack:
-        """Seconds before the deadline that are left once the last stage is done."""
-        outlook = self.serving.outlook(route.stages[-1].model)
+    def _slack(self, request: SimulatedRequest, stages: RequestStages) -> Slack:
+        """Seconds before the deadline that are left once the next stage is done."""
+        outlook = self.serving.outlook(stages.specs[stages.index + 1].model)
         return slack_of(outlook, request.deadline_s - self._events.now_s)
 
     def _note_end(self, request: SimulatedRequest, stages: RequestStages) -> None:
-        now_s, published = self._events.now_s, stages.published
-        on_time = published is not None and now_s <= request.deadline_s
+        now_s = self._events.now_s
+        on_time = stages.is_published and now_s <= request.deadline_s
         self._num_missed[request.service] += not on_time
-        kept = published is not None and published.reason == "no_time"
+        kept = stages.is_published and stages.reason == "no_time"
         self.outcomes.append(
             SimulatedOutcome(
                 request.service, request.arrival_s, now_s, _answer_of(stages), on_time, kept
@@ -262,16 +252,16 @@ class SimulatedCluster:
         )
 
 
-def _route_of(spec: ServiceSpec) -> Route:
+def _begun(spec: ServiceSpec, *, is_direct: bool) -> RequestStages:
+    """Return the beginning of a request; one of a cascade may skip its light model."""
     if spec.cascade is None:
-        return single_route(spec.model)
-    return cascade_route(spec.model, _SCORER, spec.cascade.heavy_model)
+        return single(spec.model)
+    heavy_model = spec.cascade.heavy_model
+    return single(heavy_model, "heavy") if is_direct else cascade(spec.model, _SCORER, heavy_model)
 
 
 def _answer_of(stages: RequestStages) -> Answer:
-    """Whose image it got: the heavy model's stage is the last of its route."""
-    if stages.published is None:
+    """Whose image it got."""
+    if not stages.is_published:
         return "dropped"
-    route = stages.route
-    is_heavy = route.kind != "single" and stages.published.model == route.stages[-1].model
-    return "heavy" if is_heavy else "light"
+    return "heavy" if stages.author.name == "heavy" else "light"

@@ -12,8 +12,8 @@ from functools import partial
 from typing import Protocol
 
 from ray_cluster.config.sections.cell_wide import DispatchConfig
-from ray_cluster.dispatch.cascades.stages import stage_id
 from ray_cluster.dispatch.core import DispatchCore
+from ray_cluster.dispatch.stages import stage_id
 from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.baselines.image_batches import InTimeBatches
 from ray_cluster.policies.cascade import HeavyOutlook
