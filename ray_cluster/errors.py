@@ -33,6 +33,7 @@ Stage = Literal[
     "coding",
     "storing",
     "score",
+    "upscale",
     "replica",
 ]
 

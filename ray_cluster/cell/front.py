@@ -44,7 +44,7 @@ from ray_cluster.protocol.dispatcher import (
     JobCalls,
     LoraCalls,
 )
-from ray_cluster.protocol.leases import Registration
+from ray_cluster.protocol.leases import Registration, lanes_of
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import InputStore
 
@@ -236,7 +236,7 @@ def core_of(config: ClusterConfig, epoch: int = 1, now_s: float = 0.0) -> Dispat
     core = DispatchCore(
         limits=config.limits,
         config=config.dispatch,
-        configured=[pool.model_name for pool in config.pools],
+        configured=lanes_of(config),
         curve_of=_calibrated_curve,
         epoch=epoch,
     )

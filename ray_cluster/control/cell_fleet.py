@@ -176,12 +176,12 @@ def _cascade_service(
 
 
 def _helpers(seen: Observation) -> Iterator[HelperSpec]:
-    """Yield the discriminators and ControlNets.
+    """Yield all that is called for images of models.
 
-    A discriminator answers images; a ControlNet answers denoising steps.
+    A ControlNet answers denoising steps; all others answer images.
     """
     for pool in seen.pools:
-        if pool.kind in ("score", "control"):
+        if pool.kind != "denoise":
             yield HelperSpec(
                 name=pool.pool,
                 device=pool.device,
@@ -292,13 +292,14 @@ def _service_states(seen: Observation, planned: CellFleet) -> Iterator[ServiceSt
 
 
 def _counters(seen: Observation) -> Iterator[ServiceState]:
-    """Yield what calls helpers: images that cascades score, and steps with a ControlNet.
+    """Yield what calls helpers: images that cascades score, that are enlarged, and steps with a
+    ControlNet.
 
     Of what was accepted alone: nobody calls a helper for a request that is not made.
     """
     for pool in seen.pools:
         lane = lane_of(pool.kind, pool.serves)
-        if pool.kind == "control":
+        if pool.kind in ("control", "upscale"):
             yield ServiceState(lane, seen.num_accepted(lane))
         elif pool.kind == "score":
             callers = [one.name for one in seen.cascades if one.discriminator == pool.pool]

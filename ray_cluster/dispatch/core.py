@@ -28,7 +28,7 @@ from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.workers.controlnets import ControlNets
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.types import Offer
-from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
+from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown, lanes_of
 from ray_cluster.protocol.outcomes import Deferred, Outcome, Preview, Progress
 from ray_cluster.protocol.settings import WorkerSettings, worker_settings
 from ray_cluster.requests import ImageRequest, ModelProfile
@@ -109,7 +109,7 @@ class DispatchCore:
         """
         is_retimed = settings.dispatch != self._config
         self._settings = settings
-        served = frozenset(pool.model_name for pool in settings.pools)
+        served = lanes_of(settings)
         removed = self._admission.removed | frozenset(self.queue.configured)
         self._admission.removed = removed - served
         self.queue.configured = served

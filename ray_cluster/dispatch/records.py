@@ -20,7 +20,7 @@ from ray_cluster.protocol.outcomes import (
     StageTime,
 )
 from ray_cluster.protocol.settings import Capacity
-from ray_cluster.requests import ImageRequest, ImageResult, SmallImage, granted
+from ray_cluster.requests import ImageRequest, ImageResult, SmallImage, candidate_name, granted
 
 
 def as_offered(
@@ -172,9 +172,18 @@ class RequestRecord:
     @property
     def has_candidate(self) -> bool:
         """Whether the result store has an image of it under a candidate's name."""
-        if not self.request.output.is_stored:
-            return False
-        return bool(self.stages.made) and len(self.stages.specs) > 1
+        return bool(self.candidates)
+
+    @property
+    def candidates(self) -> tuple[str, ...]:
+        """The names there that its images may have."""
+        stages, request_id = self.stages, self.request.request_id
+        if not self.request.leaves_files:
+            return ()
+        early = enumerate(stages.specs[:-1]) if stages.made else ()
+        return tuple(
+            candidate_name(request_id, index) for index, spec in early if not spec.rules.decides
+        )
 
     @property
     def attempts(self) -> int:
@@ -214,6 +223,12 @@ class RequestRecord:
             stages=self.times,
         )
 
+    def _source(self) -> str:
+        stages = self.stages
+        if stages.present.rules.takes != "image":
+            return ""
+        return candidate_name(self.request.request_id, stages.made[-1])
+
     def lease(
         self, fence: Fence, now_s: float, orders: tuple[LoraOrder, ...], *, may_resume: bool
     ) -> Lease:
@@ -225,6 +240,8 @@ class RequestRecord:
             queued_s=self.queued_s,
             may_resume=may_resume,
             is_candidate=not self.stages.is_last,
+            stage=self.stages.index,
+            source=self._source(),
             scored=self.small,
             loras=orders,
         )

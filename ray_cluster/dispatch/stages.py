@@ -28,7 +28,7 @@ from ray_cluster.protocol.leases import lane_of
 from ray_cluster.protocol.outcomes import CascadeStage
 from ray_cluster.requests import SMALL_SIDE_PX, ImageRequest
 
-StageKind = Literal["denoise", "score"]
+StageKind = Literal["denoise", "score", "upscale"]
 FailureKind = Literal["error", "invalid", "aborted", "lost", "too_late"]
 PublishReason = Literal[CascadeReason, "heavy_failed"]
 StageEnd = FailureKind | float
@@ -57,6 +57,7 @@ class KindRules:
 KINDS: Mapping[StageKind, KindRules] = {
     "denoise": KindRules(takes="nothing", falls_back=True),
     "score": KindRules(takes="small", decides=True),
+    "upscale": KindRules(takes="image"),
 }
 
 
@@ -177,14 +178,23 @@ def cascade(light_model: str, scorer: str, heavy_model: str) -> RequestStages:
     )
 
 
+@lru_cache(_MOST_LISTS)
+def enlarged(specs: Specs, upscaler: str) -> RequestStages:
+    """Return the beginning of a request whose image is enlarged at last, whoever has made it."""
+    # what is published by a decision goes on to the upscaler
+    return begin((*specs, StageSpec("upscale", upscaler)))
+
+
 def stages_of(request: ImageRequest) -> RequestStages:
     """Return where a request begins."""
     use = request.cascade
     if use is None:
-        return single(request.model)
-    if use.light is None:
-        return single(request.model, use.entry)
-    return cascade(use.light.model, use.light.discriminator, request.model)
+        found = single(request.model)
+    elif use.light is None:
+        found = single(request.model, use.entry)
+    else:
+        found = cascade(use.light.model, use.light.discriminator, request.model)
+    return found if request.upscale is None else enlarged(found.specs, request.upscale.name)
 
 
 def request_in(request: ImageRequest, spec: StageSpec) -> ImageRequest:

@@ -107,8 +107,11 @@ class JobSweeper(Sweeper):
 
     async def delete_candidates(self, job: Job) -> None:
         """Delete images of earlier stages: a dispatcher may have died before it did."""
-        early = (one.request_id for one in job.requests if not stages_of(one).is_last)
-        await self._delete(candidate_name(one) for one in early)
+        await self._delete(
+            candidate_name(one.request_id, stage)
+            for one in job.requests
+            for stage in range(len(stages_of(one).specs) - 1)
+        )
 
     async def _delete(self, names: Iterable[str]) -> None:
         found = list(names)

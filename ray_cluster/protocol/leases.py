@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ray_cluster.config.kinds import WorkerKind
+from ray_cluster.config.loading import Document
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.calling.changes import Mark
@@ -49,6 +50,8 @@ class Lease:
         may_resume: whether a state of it may be in the store.
         is_candidate: whether the image is not to be published yet: its small form comes with the
             report, and a stored image gets :func:`ray_cluster.requests.candidate_name`.
+        stage: index of the stage, for that name.
+        source: name in the result store of the image that is gone on with.
         scored: the image to score, for a discriminator.
         loras: those that the request names, for a replica whose node has none of them yet.
     """
@@ -59,6 +62,8 @@ class Lease:
     queued_s: float
     may_resume: bool = False
     is_candidate: bool = False
+    stage: int = 0
+    source: str = ""
     scored: SmallImage | None = None
     loras: tuple[LoraOrder, ...] = ()
 
@@ -66,6 +71,12 @@ class Lease:
 def lane_of(kind: WorkerKind, name: str) -> str:
     """Return the name of the queue of those that serve something: no two kinds share one."""
     return name if kind == "denoise" else f"{kind}:{name}"
+
+
+def lanes_of(document: Document) -> frozenset[str]:
+    """Return the queues of what calls may ask of those whom a configuration lists."""
+    upscalers = (lane_of("upscale", one.name) for one in document.upscalers)
+    return frozenset((*(pool.model_name for pool in document.pools), *upscalers))
 
 
 @dataclass(frozen=True, slots=True)

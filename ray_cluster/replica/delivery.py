@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections import Counter
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import replace
@@ -15,15 +13,14 @@ from torch import Tensor
 
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.engine.stages.events import Decoded, Previewed
-from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
+from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.imaging.edit_images import EditPixels, Paste
 from ray_cluster.observability.logs import bound, fields_of
-from ray_cluster.replica.denoise.sent_images import fair_client
-from ray_cluster.replica.retries import retry_waits_s
-from ray_cluster.requests import Failure, ImageRequest, ImageResult, OutputSpec, candidate_name
-from ray_cluster.storage.blob_store import BlobStoreError
+from ray_cluster.replica.results import Results, ResultStore, fair_client
+from ray_cluster.requests import ImageRequest, ImageResult, OutputSpec
 
-logger = logging.getLogger(__name__)
+# of an image that another worker goes on with
+_LOSSLESS = OutputSpec(metadata=False)
 
 
 class Coder(Protocol):
@@ -51,12 +48,6 @@ class Templates(Protocol):
     async def control_maps(self, request: ImageRequest) -> list[Pixels]: ...
 
 
-class ResultStore(Protocol):
-    """The part of a :class:`~ray_cluster.storage.blob_store.BlobStore` that is used here."""
-
-    def put(self, name: str, data: bytes) -> None: ...
-
-
 class Delivery:
     """Encodes decoded images, and stores those that do not travel in the reply.
 
@@ -71,10 +62,8 @@ class Delivery:
         self, coder: Coder, results: ResultStore | None = None, edits: Templates | None = None
     ) -> None:
         self._coder = coder
-        self._results = results
+        self._results = Results(results)
         self._edits = edits
-        self._under_way: Counter[str] = Counter()
-        self._ended: set[str] = set()
 
     async def pixels(self, request: ImageRequest) -> EditPixels:
         """Return the pixels of an edit.
@@ -98,38 +87,30 @@ class Delivery:
 
     def note_end(self, request_id: str) -> None:
         """Do not store an image any more: its request has ended otherwise."""
-        if request_id in self._under_way:
-            self._ended.add(request_id)
+        self._results.note_end(request_id)
 
-    async def deliver(self, event: Decoded, *, is_candidate: bool = False) -> ImageResult:
+    async def deliver(self, event: Decoded, candidate: str = "") -> ImageResult:
         """Return the finished image, or a note of its size if it is stored.
 
         Args:
-            is_candidate: whether it is not to be published yet, nor stored under its public name.
+            candidate: name in the result store of one that is not to be published yet.
 
         Raises:
             RequestFailed: it could not be coded, or several tries to store it failed; those of a
                 job go on for minutes.
         """
-        request_id = event.request.request_id
-        self._under_way[request_id] += 1
-        try:
-            # for what the coder and the result store write
-            with bound(**fields_of(event.request)):
-                return await self._deliver(event, is_candidate=is_candidate)
-        finally:
-            self._under_way -= Counter([request_id])
-            if request_id not in self._under_way:
-                self._ended.discard(request_id)
-
-    async def _deliver(self, event: Decoded, *, is_candidate: bool) -> ImageResult:
         request = event.request
-        data = await self._code(request, event.pixels, request.output, request.recipe())
-        num_bytes = len(data)
-        if request.output.is_stored:
-            name = candidate_name(request.request_id) if is_candidate else request.file_id
-            await self._store(request.request_id, name, data, retry_waits_s(request))
-            data = b""
+        # for what the coder and the result store write
+        with self._results.work_on(request.request_id), bound(**fields_of(request)):
+            is_stored, spec = request.output.is_stored, request.output
+            if candidate:
+                is_stored = request.leaves_files
+                spec = _LOSSLESS if request.upscale is not None else spec
+            data = await self._code(request, event.pixels, spec, request.recipe())
+            num_bytes = len(data)
+            if is_stored:
+                await self._results.put(request, candidate or request.file_id, data)
+                data = b""
         return ImageResult(
             request.request_id, data, request.output.image_format, event.timing, num_bytes
         )
@@ -145,7 +126,7 @@ class Delivery:
         data = await self._code(request, event.pixels, spec, {})
         if not request.output.is_stored:
             return data
-        await self._store(request.request_id, request.preview_file_id(index), data, ())
+        await self._results.put(request, request.preview_file_id(index), data, ())
         return b""
 
     async def _code(
@@ -157,30 +138,3 @@ class Delivery:
             return await asyncio.wrap_future(coding)
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "coding") from error
-
-    async def _store(
-        self, request_id: str, file_id: str, data: bytes, retry_s: tuple[float, ...]
-    ) -> None:
-        if self._results is None:
-            raise RequestFailed("this replica has no result store", "storing")
-        for wait_s in (*retry_s, None):
-            # deleting it later could delete the image that another replica has made of it
-            if request_id in self._ended:
-                return
-            try:
-                await asyncio.to_thread(self._results.put, file_id, data)
-            except BlobStoreError as error:
-                logger.warning("an image is not stored: %s", error)
-                if wait_s is None:
-                    # clients are not to know where the store is
-                    raise RequestFailed("the result store did not take it", "storing") from error
-                await asyncio.sleep(wait_s)
-            else:
-                return
-
-
-def failure_of(request_id: str, error: RequestFailed | InvalidRequest) -> Failure:
-    """Return an error as the client sees it."""
-    if isinstance(error, InvalidRequest):
-        return Failure(request_id, "invalid", error.message, "encode", error.param, code=error.code)
-    return Failure(request_id, "error", error.message, error.stage)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import Unpack
 
-from ray_cluster.engine.step.state import RequestState
 from ray_cluster.observability.logs import LogEvent, LogFields, durations_of, log_event
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.requests import Failure, ImageRequest, Timing
@@ -19,14 +18,14 @@ class ReplicaLog:
     def __init__(self, replica_id: str) -> None:
         self._replica_id = replica_id
 
-    def started(self, lease: Lease, state: RequestState | None) -> None:
+    def started(self, lease: Lease, steps_done: int) -> None:
         """A lease was taken, perhaps with a state to resume from."""
         self._write(
             "work_started",
             lease.request,
             queue_s=lease.queued_s,
             num_steps=lease.request.num_steps,
-            steps_done=state.step_index if state else 0,
+            steps_done=steps_done,
         )
 
     def finished(self, request: ImageRequest, timing: Timing) -> None:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
 from ray_cluster.observability.logs import bound, fields_of, without_prompts
-from ray_cluster.requests import ImageRequest
+from ray_cluster.requests import Failure, ImageRequest
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +51,13 @@ def unexpected(
             exc_info=shown.with_traceback(error.__traceback__),
         )
     return RequestFailed(f"an unexpected {kind}; the replica's log tells more", stage)
+
+
+def failure_of(request_id: str, error: RequestFailed | InvalidRequest) -> Failure:
+    """Return an error as the client sees it."""
+    if isinstance(error, InvalidRequest):
+        return Failure(request_id, "invalid", error.message, "encode", error.param, code=error.code)
+    return Failure(request_id, "error", error.message, error.stage)
 
 
 def _is_cancelled() -> bool:

@@ -123,6 +123,11 @@ class ImageRequest:
         return factor * width_px, factor * height_px
 
     @property
+    def leaves_files(self) -> bool:
+        """Whether images of stages before the last go to the result store."""
+        return self.output.is_stored or self.upscale is not None
+
+    @property
     def schedule_steps(self) -> int:
         """Steps of the whole schedule, ``num_inference_steps`` of the API; its own are the last."""
         return self.num_steps if self.edit is None else self.edit.schedule_steps
@@ -316,9 +321,13 @@ def file_name(request_id: str, image_format: ImageFormat) -> str:
     return f"{request_id}.{image_format}"
 
 
-def candidate_name(request_id: str) -> str:
-    """Return the name there of a light image that is not published, or not yet."""
-    return f"{request_id}.candidate"
+def candidate_name(request_id: str, stage: int = 0) -> str:
+    """Return the name there of an image that is not published, or not yet.
+
+    Args:
+        stage: index of the stage that makes it.
+    """
+    return f"{request_id}.candidate{stage or ''}"
 
 
 def state_name(request_id: str) -> str:

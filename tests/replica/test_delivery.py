@@ -14,7 +14,8 @@ from ray_cluster.api.output.error_answers import from_failure
 from ray_cluster.engine.stages.events import Decoded
 from ray_cluster.errors import RequestFailed
 from ray_cluster.replica import retries
-from ray_cluster.replica.delivery import Delivery, failure_of
+from ray_cluster.replica.delivery import Delivery
+from ray_cluster.replica.unexpected import failure_of
 from ray_cluster.requests import ImageRequest, Timing
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 from tests.fakes import image_request

@@ -20,8 +20,8 @@ from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.outcomes import Completed
 from ray_cluster.replica import retries
-from ray_cluster.replica.delivery import failure_of
 from ray_cluster.replica.denoise.sent_images import EditImages
+from ray_cluster.replica.unexpected import failure_of
 from ray_cluster.requests import BlobRef, Failure, ImageRequest, OutputSpec
 from ray_cluster.storage.blob_store import BlobStoreError
 from ray_cluster.storage.inputs import InputStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from ray_cluster.protocol.outcomes import Completed, Outcome
@@ -38,10 +38,10 @@ class Candidates:
             return
         then(outcome)
 
-    def delete(self, request_ids: Sequence[str]) -> None:
+    def delete(self, names: list[str]) -> None:
         """Delete those that are not published."""
-        if request_ids:
-            task = asyncio.create_task(self._delete([candidate_name(one) for one in request_ids]))
+        if names:
+            task = asyncio.create_task(self._delete(names))
             self._deleting.add(task)
             task.add_done_callback(self._deleting.discard)
 

@@ -91,8 +91,11 @@ class Admission:
             return Offer(accepted=False, reason="closing")
         if len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
             return Offer(accepted=False, reason="duplicate_id")
-        if any(not self.removed.isdisjoint(request.models) for request in requests):
+        specs = stages_of(requests[0]).specs
+        if any(spec.lane in self.removed for spec in specs):
             return Offer(accepted=False, reason="unknown_model")
+        if any(spec.lane in self._queue.lost for spec in specs[1:] if not spec.rules.falls_back):
+            return Offer(accepted=False, reason="model_not_ready")
         own = self._attached.view_of(client, self._most_attached)
         whose = _client_of(requests[0], client)
         if (refused := self._refuse_later(requests, whose, now_s)) is not None:

@@ -17,6 +17,7 @@ from ray_cluster.dispatch.reports.statistics import CALLERS_OWN, OutcomeCounters
 from ray_cluster.dispatch.stages import (
     RequestStages,
     StageEnd,
+    StageSpec,
     finish,
     request_in,
     stages_of,
@@ -326,7 +327,7 @@ class Ledger:
         return outcomes
 
     def take_unpublished(self) -> list[str]:
-        """Return the ids of ended requests that have left a candidate in the result store."""
+        """Return the names of images in the result store that ended requests do not need."""
         unpublished, self._unpublished = self._unpublished, []
         return unpublished
 
@@ -334,7 +335,7 @@ class Ledger:
         """Note that the present stage has made an image: for the next one, or to be published."""
         self._note_made(record, event.result, now_s)
         record.end_stage(now_s)
-        record.image = event.result
+        record.image = _joined(record.image, event.result, record.stages.present)
         record.stages = stages = finish(record.stages, record.stages.index)
         if stages.is_published:
             self.complete(record, now_s)
@@ -392,8 +393,8 @@ class Ledger:
         if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
             self.counters.note_end(record.view, is_met=is_met)
-        if record.has_candidate and not (isinstance(outcome, Completed) and outcome.is_candidate):
-            self._unpublished.append(record.view.request_id)
+        if not (isinstance(outcome, Completed) and outcome.is_candidate):
+            self._unpublished += record.candidates
         self._withdraw(record)
         self._loras.note_end(record.request)
         del self._records[record.view.request_id]
@@ -403,3 +404,10 @@ class Ledger:
         if isinstance(outcome, Failure):
             outcome = replace(outcome, attempts=record.attempts)
         self._ended.append(outcome)
+
+
+def _joined(before: ImageResult | None, made: ImageResult, spec: StageSpec) -> ImageResult:
+    """Return what a stage has made, with the times of those whose image it took."""
+    if before is None or spec.rules.takes != "image":
+        return made
+    return replace(made, timing=replace(before.timing, upscale_s=made.timing.upscale_s))

@@ -146,8 +146,10 @@ def _pool(
 
 
 def _callers(settings: Settings, last: Registration) -> tuple[str, ...]:
-    """Return the models whose replicas call a discriminator or a ControlNet."""
+    """Return the models whose images a worker that makes none is called for."""
     found = settings.find(last.pool)
+    if last.kind == "upscale":
+        return tuple(pool.model_name for pool in settings.pools)
     if isinstance(found, ControlNetConfig):
         return found.bases
     return tuple(one.light for one in settings.cascades if one.discriminator == last.pool)

@@ -148,13 +148,14 @@ class Beginnings:
         return Gathered(state, pixels, adapters, maps)
 
     def _submit(self, lease: Lease, deadline_s: float, gathered: Gathered) -> None:
-        self._log.started(lease, gathered.state)
+        state = gathered.state
+        self._log.started(lease, 0 if state is None else state.step_index)
         self._runner.submit(
             lease.request,
             deadline_s=deadline_s,
             queued_s=lease.queued_s,
             read_s=gathered.took_s,
-            state=gathered.state,
+            state=state,
             pixels=gathered.pixels,
             adapters=gathered.adapters,
             maps=gathered.maps,

@@ -9,12 +9,13 @@ from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.imaging.small_images import small_image
 from ray_cluster.process.tasks import Tasks
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Returned
-from ray_cluster.replica.delivery import Delivery, failure_of
+from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.denoise.preview_sender import Previews
 from ray_cluster.replica.held_leases import HeldLeases
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.states.transfer import StateTransfer
-from ray_cluster.replica.unexpected import failing_alone
+from ray_cluster.replica.unexpected import failing_alone, failure_of
+from ray_cluster.requests import candidate_name
 
 
 class Endings:
@@ -60,7 +61,8 @@ class Endings:
         small = None
         try:
             with failing_alone(request, "coding"):
-                result = await self._delivery.deliver(event, is_candidate=lease.is_candidate)
+                name = candidate_name(request.request_id, lease.stage)
+                result = await self._delivery.deliver(event, name if lease.is_candidate else "")
                 if lease.is_candidate:
                     small = await asyncio.to_thread(small_image, event.pixels)
         except (RequestFailed, InvalidRequest) as error:

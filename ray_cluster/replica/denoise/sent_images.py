@@ -17,10 +17,10 @@ from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
 from ray_cluster.imaging.edit_images import EditPixels, Paste
 from ray_cluster.policies.edits import SizePx
+from ray_cluster.replica.results import fair_client
 from ray_cluster.replica.retries import retry_waits_s
 from ray_cluster.requests import BlobRef, Edit, ImageRequest, OutputSpec
 from ray_cluster.storage.blob_store import BlobStoreError
-from ray_cluster.storage.inputs import OPEN_OWNER
 
 logger = logging.getLogger(__name__)
 
@@ -164,11 +164,6 @@ class EditImages:
                 )
             return data
         raise AssertionError("the last try returns or raises")
-
-
-def fair_client(request: ImageRequest) -> str:
-    """Return whose turn it is when a request's images are coded: its client's, or its call's."""
-    return request.call_id if request.owner == OPEN_OWNER else request.owner
 
 
 def reading_per_megapixel_s(coder: Coder, clock: Callable[[], float]) -> float:

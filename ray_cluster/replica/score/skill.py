@@ -17,11 +17,10 @@ from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Failed, Lease, Poll, Registration, Scored
 from ray_cluster.protocol.settings import WorkerSettings
-from ray_cluster.replica.delivery import failure_of
 from ray_cluster.replica.denoise.metrics import ScorerMetrics
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.skill import Shell, Skill
-from ray_cluster.replica.unexpected import unexpected
+from ray_cluster.replica.unexpected import failure_of, unexpected
 from ray_cluster.requests import ImageRequest
 
 
