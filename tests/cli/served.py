@@ -239,13 +239,20 @@ class Served:
 
 
 @contextlib.contextmanager
-def subprocess_of(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Start a command in a process of its own; it is over after the block, whatever happens."""
+def subprocess_of(*arguments: object, first: str = "") -> Iterator[subprocess.Popen[str]]:
+    """Start a command in a process of its own; it is over after the block, whatever happens.
+
+    Args:
+        first: Python code that is run there before.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # as a shell starts what runs in its background; a command started so would ignore it too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
-        [sys.executable, "-m", "ray_cluster.cli", *map(str, arguments)],
+        [
+            *(sys.executable, "-c", f"{first}\nfrom ray_cluster.cli import main\nmain()"),
+            *map(str, arguments),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -72,7 +72,8 @@ def test_numbers_that_the_processor_has_no_instructions_for_are_warned_of(
     assert found.level == "ok"
 
 
-def test_a_taken_port_is_a_problem(tiny_config: Path) -> None:
+def test_a_taken_port_is_a_problem(tiny_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_cluster.cli.service.ports._ANSWER_S", 0.2)
     config = config_of(tiny_config)
     with socket.socket() as server:
         server.bind(("127.0.0.1", config.http.port))

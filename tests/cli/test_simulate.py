@@ -142,7 +142,10 @@ def test_sequence_parallel_groups_have_a_timeline_too(cli: Cli, tmp_path: Path) 
     assert len(list(out.glob("groups-*.png"))) == 3
 
 
-@pytest.mark.parametrize(("content", "trade_off"), [(CASCADE, "quality"), (DAY, "cost")])
+@pytest.mark.parametrize(
+    ("content", "trade_off"),
+    [(CASCADE, "quality"), pytest.param(DAY, "cost", marks=pytest.mark.slow)],
+)
 def test_control_loops_are_plotted_over_time_too(
     cli: Cli, tmp_path: Path, content: dict[str, Any], trade_off: str
 ) -> None:
