@@ -111,6 +111,8 @@ def test_the_planned_bytes_of_a_step_are_those_of_the_allocator(
     assert worst <= SHARE
 
 
+# another step in half precision: test_wide_layers.py
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sd", "sdxl"])
 def test_a_step_in_half_precision_is_planned_as_what_it_takes_on_a_cpu(
     zoo: Zoo, name: str, record: Record
@@ -200,7 +202,9 @@ def test_the_bytes_of_the_weights_are_those_of_the_loaded_modules(
 
 
 @pytest.mark.parametrize("name", ["sdxl", "sd", "sd3"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"]
+)
 def test_an_autoencoder_is_planned_in_the_format_that_it_is_loaded_in(
     zoo: Zoo, name: str, dtype: Any
 ) -> None:
