@@ -29,6 +29,7 @@ from ray_cluster.requests import ImageRequest
 from tests.fakes import model_profile, registration, sent_images, settings_for
 from tests.jobs.jobs_cell import JobsCell, Replica, until
 from tests.keys import entry
+from tests.quick_server import QuickServer
 
 T = TypeVar("T")
 
@@ -60,7 +61,9 @@ class Served:
         self._folder = folder
         self._port = 0
         self._epoch = 0
-        self._server: uvicorn.Server
+        # each new client takes 20 ms; no connection outlives its call
+        self._http = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
+        self._server: QuickServer
         self._thread: threading.Thread
         self._loop: asyncio.AbstractEventLoop
         self._working: asyncio.Lock
@@ -136,7 +139,7 @@ class Served:
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {KEYS[0]}"}
-        reply = httpx.request(method, self.url + path, headers=headers, timeout=60, **options)
+        reply = self._http.request(method, self.url + path, headers=headers, **options)
         assert reply.is_success, reply.text
         return reply
 
@@ -175,7 +178,7 @@ class Served:
             settings = uvicorn.Config(
                 self._front, log_level="critical", lifespan="off", interface="asgi3"
             )
-            self._server = uvicorn.Server(settings)
+            self._server = QuickServer(settings)
             started.set()
             with contextlib.closing(listener):
                 await self._server.serve([listener])
