@@ -240,6 +240,7 @@ def test_what_flux_takes_of_a_named_gpu_is_known_without_it(
         assert "flux 31." in by_subject["memory of all replicas"]["found"]
 
 
+@pytest.mark.slow
 def test_replicas_that_share_a_gpu_are_counted_together(
     tiny_config: Path, full_size: dict[str, Path]
 ) -> None:

@@ -134,6 +134,7 @@ def value_of(link: Link, name: str) -> float:
     return found
 
 
+@pytest.mark.slow
 async def test_one_replica_merges_and_gives_way_to_others(subject: Subject, coder: Any) -> None:
     first = [of_set("a", number, 240) for number in range(2)]
     others = [of_set("b", 1, 4), of_set("", 2, 4), of_set("a", 9, 4)]
