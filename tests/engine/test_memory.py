@@ -41,6 +41,7 @@ from tests.engine.harness import (
     difference,
     drive,
     engine_of,
+    load,
     pixel_difference,
     pool,
     request,
@@ -209,7 +210,7 @@ def test_an_autoencoder_is_planned_in_the_format_that_it_is_loaded_in(
     zoo: Zoo, name: str, dtype: Any
 ) -> None:
     folder = zoo.folder(name)
-    vae = load_model(pool(folder, dtype=dtype)).decoder._vae
+    vae = load(pool(folder, dtype=dtype)).decoder._vae
     asked = getattr(torch, dtype)
     overflows = dtype == "float16" and vae.config.get("force_upcast", False)
     assert vae.dtype == vae_dtype(component_config(folder, "vae"), asked)

@@ -17,11 +17,11 @@ from ray_cluster.api.input.schemas import ImageGenerationRequest
 from ray_cluster.api.resolve.generation import resolve
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.config.sections.pools import PoolConfig
-from ray_cluster.engine.models.loading import LoadedModel, inspect_model, load_model
+from ray_cluster.engine.models.loading import LoadedModel, inspect_model
 from ray_cluster.errors import ConfigError, InvalidRequest
 from ray_cluster.requests import ImageRequest
 from tests.engine.conftest import Zoo
-from tests.engine.harness import PIXEL_TOLERANCE, pixel_difference, run_alone
+from tests.engine.harness import PIXEL_TOLERANCE, load, pixel_difference, run_alone
 from tests.engine.published import LAYOUTS, save_published
 
 # sampler, steps and guidance scale of a call that says nothing, and whether they are diffusers' own
@@ -49,7 +49,7 @@ LONG = "a small red circle above a large blue square " * 6
 
 def served(folder: Path, **fields: Any) -> tuple[LoadedModel, ImageRequest, Any]:
     """Load a folder as a pool that says nothing, and make the image of a call."""
-    model = load_model(PoolConfig(name="p", model=str(folder)))
+    model = load(PoolConfig(name="p", model=str(folder)))
     (one,) = resolve(
         ImageGenerationRequest(**({"prompt": PROMPT, "seed": 5} | fields)),
         model.profile,
