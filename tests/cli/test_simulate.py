@@ -208,6 +208,7 @@ def test_what_looks_like_markup_is_shown_as_it_stands(
     assert "see [/foo] and [red]this" in " ".join(result.stdout.split())
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_written_are_an_error_after_the_tables_were_shown(
     cli: Cli, experiment: Path, tmp_path: Path
 ) -> None:
