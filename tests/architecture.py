@@ -2,10 +2,11 @@
 
 import ast
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 LINKED = ("policies", "kernels", "deployments")
 SHIPPED = ("ray_cluster", *LINKED)
@@ -120,12 +121,17 @@ class Breach:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One parsed file, with the name it is imported by."""
+    """One parsed file, with the name it is imported by.
+
+    Attributes:
+        nodes: all of the tree by their kind: it is walked once, and not for each rule.
+    """
 
     path: str
     module: str
     tree: ast.Module
     num_lines: int
+    nodes: Mapping[type[ast.AST], Sequence[Any]]
 
     @property
     def layer(self) -> str:
@@ -203,25 +209,32 @@ def load(root: Path, path: Path) -> Source:
         parts.insert(0, "ray_cluster")
     if parts[-1] == "__init__":
         parts.pop()
-    return Source(path.as_posix(), ".".join(parts), ast.parse(text), text.count("\n"))
-
-
-def imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Line and absolute name of everything imported anywhere; relative imports start with a dot."""
+    tree = ast.parse(text)
+    nodes: defaultdict[type[ast.AST], list[Any]] = defaultdict(list)
     for node in ast.walk(tree):
+        nodes[type(node)].append(node)
+    return Source(path.as_posix(), ".".join(parts), tree, text.count("\n"), nodes)
+
+
+def imports(source: Source) -> Iterator[tuple[int, str]]:
+    """Line and absolute name of everything imported anywhere; relative imports start with a dot."""
+    for node in source.nodes.get(ast.Import, ()):
+        yield from ((node.lineno, alias.name) for alias in node.names)
+    for node in source.nodes.get(ast.ImportFrom, ()):
+        base = "." * node.level + (node.module or "")
+        yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
+    for node in source.nodes.get(ast.Call, ()):
         match node:
-            case ast.Import(names=names):
-                yield from ((node.lineno, alias.name) for alias in names)
-            case ast.ImportFrom(module=module, names=names, level=level):
-                base = "." * level + (module or "")
-                yield from ((node.lineno, f"{base}.{alias.name}") for alias in names)
             case ast.Call(func=func, args=[ast.Constant(value=str(name)), *_]):
                 if _last_name(func) in {"import_module", "__import__"}:
                     yield node.lineno, name
 
 
 def _last_name(func: ast.expr) -> str:
-    return ast.unparse(func).rpartition(".")[2]
+    match func:
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name
+    return ""
 
 
 def check(source: Source) -> list[Breach]:
@@ -239,7 +252,7 @@ def check(source: Source) -> list[Breach]:
 
 
 def check_names(source: Source) -> Iterator[tuple[int, str]]:
-    for line, name in imports(source.tree):
+    for line, name in imports(source):
         if name.startswith("."):
             yield line, f"relative import {name}: write it from ray_cluster on"
         elif name.split(".")[0] in LINKED:
@@ -258,7 +271,7 @@ def check_rooms(source: Source) -> Iterator[tuple[int, str]]:
 def check_private(source: Source) -> Iterator[tuple[int, str]]:
     if source.layer == "compat":
         return
-    for line, name in imports(source.tree):
+    for line, name in imports(source):
         top, *rest = name.split(".")
         if top in PRIVATE_OF and any(part.startswith("_") for part in rest):
             yield line, f"{name} is private to {top}: put what it is for into ray_cluster/compat.py"
@@ -266,7 +279,7 @@ def check_private(source: Source) -> Iterator[tuple[int, str]]:
 
 def check_direction(source: Source) -> Iterator[tuple[int, str]]:
     layer = source.layer
-    for line, name in imports(source.tree):
+    for line, name in imports(source):
         top, *rest = name.split(".")
         if top == "ray_cluster":
             seen = layer_of(rest)
@@ -279,15 +292,16 @@ def check_direction(source: Source) -> Iterator[tuple[int, str]]:
 
 
 def check_purity(source: Source) -> Iterator[tuple[int, str]]:
-    for line, name in imports(source.tree):
+    for line, name in imports(source):
         if name.split(".")[0] in IMPURE_MODULES or _draws_random(name):
             yield line, f"a policy imports {name}: inject the value instead"
-    for node in ast.walk(source.tree):
+    for node in source.nodes.get(ast.Call, ()):
         match node:
             case ast.Call(func=ast.Name(id=name)) if name in IMPURE_CALLS:
                 yield node.lineno, f"a policy calls {name}()"
-            case ast.Attribute() if _draws_random(ast.unparse(node)):
-                yield node.lineno, f"a policy uses {ast.unparse(node)}: inject a Generator"
+    for node in source.nodes.get(ast.Attribute, ()):
+        if _draws_random(name := ast.unparse(node)):
+            yield node.lineno, f"a policy uses {name}: inject a Generator"
 
 
 def _draws_random(name: str) -> bool:
@@ -299,14 +313,14 @@ def _draws_random(name: str) -> bool:
 def check_environment(source: Source) -> Iterator[tuple[int, str]]:
     if source.layer == "config":
         return
-    for node in ast.walk(source.tree):
+    for node in source.nodes.get(ast.Attribute, ()):
         match node:
             case ast.Attribute(value=ast.Name(id="os"), attr=name) if name in ENVIRONMENT:
                 yield node.lineno, f"os.{name} outside ray_cluster/config/loading.py"
-            case ast.ImportFrom(module="os", names=names):
-                for alias in names:
-                    if alias.name in ENVIRONMENT:
-                        yield node.lineno, f"os.{alias.name} outside ray_cluster/config/loading.py"
+    for node in source.nodes.get(ast.ImportFrom, ()):
+        for alias in node.names if node.module == "os" else ():
+            if alias.name in ENVIRONMENT:
+                yield node.lineno, f"os.{alias.name} outside ray_cluster/config/loading.py"
 
 
 def check_sizes(source: Source) -> Iterator[tuple[int, str]]:
@@ -314,17 +328,15 @@ def check_sizes(source: Source) -> Iterator[tuple[int, str]]:
         yield source.num_lines, f"{source.num_lines} lines, at most {MAX_FILE_LINES}: split it"
     if source.layer == "kernels":
         return
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+    for kind in (ast.FunctionDef, ast.AsyncFunctionDef):
+        for node in source.nodes.get(kind, ()):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > MAX_FUNCTION_LINES:
                 yield node.lineno, f"{node.name} has {length} lines, at most {MAX_FUNCTION_LINES}"
 
 
 def check_swallowing(source: Source) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(source.tree):
-        if not isinstance(node, ast.ExceptHandler):
-            continue
+    for node in source.nodes.get(ast.ExceptHandler, ()):
         caught = ast.unparse(node.type) if node.type else "everything"
         broad = node.type is None or "Exception" in caught.strip("()").split(", ")
         broad = broad or "BaseException" in caught
@@ -338,9 +350,8 @@ def _is_dots(statement: ast.stmt) -> bool:
 
 
 def check_state(source: Source) -> Iterator[tuple[int, str]]:
-    for node in ast.walk(source.tree):
-        if isinstance(node, ast.Global):
-            yield node.lineno, f"global {', '.join(node.names)}: give the state an owner"
+    for node in source.nodes.get(ast.Global, ()):
+        yield node.lineno, f"global {', '.join(node.names)}: give the state an owner"
     for node in source.tree.body:
         if isinstance(node, ast.Assign | ast.AnnAssign) and _is_fillable(node.value):
             yield node.lineno, "a module-level container that starts empty is module state"
@@ -365,7 +376,7 @@ def route(sources: list[Source], start: str, goal: str) -> list[str]:
         # its functions import what their callers have anyway
         if chain[-1] == "ray_cluster.compat":
             continue
-        for _, name in imports(by_module[chain[-1]].tree):
+        for _, name in imports(by_module[chain[-1]]):
             top, *rest = name.split(".")
             if goal == (layer_of(rest) if top == "ray_cluster" else top):
                 return [*chain, name]

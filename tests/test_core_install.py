@@ -1,43 +1,55 @@
 """The service, the commands and the simulator import with the core dependencies alone."""
 
+import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-KERNELS = Path(__file__).resolve().parents[1] / "kernels"
+from tests.architecture import SHIPPED, files
 
-# hides every installed module that the requirements do not bring, then imports the whole package
-SCRIPT = """
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def hidden_modules() -> set[str]:
+    """Every installed module that the requirements do not bring."""
+    from importlib.metadata import distribution, packages_distributions
+
+    from packaging.requirements import Requirement
+    from packaging.utils import canonicalize_name as canonical
+
+    seen = set()
+
+    def close(name: str, extras: tuple[str, ...]) -> None:
+        key = (canonical(name), extras)
+        if key in seen:
+            return
+        seen.add(key)
+        for text in distribution(name).requires or ():
+            need = Requirement(text)
+            if need.marker is None or any(need.marker.evaluate({"extra": one}) for one in extras):
+                close(need.name, ("", *sorted(need.extras)))
+
+    close("ray-cluster", ("",))
+    brought = {name for name, _ in seen}
+    owners_by_module = packages_distributions().items()
+    found = {name for name, owners in owners_by_module if not brought & set(map(canonical, owners))}
+    assert "pytest" in found, "the requirements were misread"
+    assert "torch" not in found, "the requirements were misread"
+    return found
+
+
+# imports the whole package where these are hidden
+SCRIPT = f"""
 import importlib, json, pkgutil, sys
 from importlib.machinery import PathFinder
-from importlib.metadata import distribution, packages_distributions
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name as canonical
 
+{inspect.getsource(hidden_modules)}
 unwanted = tuple(json.loads(sys.argv[1]))
-
-def closure(name, extras, seen):
-    key = (canonical(name), extras)
-    if key in seen:
-        return
-    seen.add(key)
-    for text in distribution(name).requires or ():
-        need = Requirement(text)
-        if need.marker is None or any(need.marker.evaluate({"extra": one}) for one in extras):
-            closure(need.name, ("", *sorted(need.extras)), seen)
-
-needed = set()
-closure("ray-cluster", ("",), needed)
-brought = {name for name, _ in needed}
-hidden = {
-    module
-    for module, owners in packages_distributions().items()
-    if not brought & set(map(canonical, owners))
-}
-assert "pytest" in hidden and "torch" not in hidden, "the requirements were misread"
+hidden = hidden_modules()
 
 class OnlyBrought(PathFinder):
     @classmethod
@@ -59,10 +71,27 @@ assert count > 10, count
 ELSEWHERE = (
     "ray_cluster.jobs.migrations",
     "ray_cluster.cli.__main__",
-    *(f"ray_cluster.kernels.{file.parent.name}.triton" for file in KERNELS.glob("*/triton.py")),
+    *(
+        f"ray_cluster.kernels.{file.parent.name}.triton"
+        for file in (ROOT / "kernels").glob("*/triton.py")
+    ),
 )
 
 
+def test_what_modules_name_at_their_top_is_declared() -> None:
+    named = re.compile(r"^(?:import|from) (\w+)", re.MULTILINE)
+    names = {
+        (path.as_posix(), name)
+        for path in files(ROOT)
+        if path.parts[0] in SHIPPED and path.name != "triton.py"
+        for name in named.findall((ROOT / path).read_text())
+    }
+    assert {"ray", "torch", "diffusers"} <= {name for _, name in names}
+    hidden = hidden_modules()
+    assert {(path, name) for path, name in names if name in hidden} == set()
+
+
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_everything_imports_with_what_is_declared() -> None:
     done = subprocess.run(

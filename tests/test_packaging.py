@@ -82,7 +82,7 @@ def test_sdist_holds_code_weights_and_configs(archives: Path) -> None:
 
 
 @in_one_worker
-@pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
+@pytest.mark.parametrize("pattern", ["*.whl", pytest.param("*.tar.gz", marks=pytest.mark.slow)])
 def test_installed_archive_imports(archives: Path, tmp_path: Path, pattern: str) -> None:
     target = tmp_path / "site"
     run(
@@ -146,6 +146,7 @@ def ray_temp_dir() -> Iterator[str]:
 
 
 @pytest.mark.ray
+@pytest.mark.slow
 @pytest.mark.timeout(240)
 def test_ray_worker_imports_policies_from_an_upload(ray_temp_dir: str, tmp_path: Path) -> None:
     driver = subprocess.Popen(

@@ -29,6 +29,7 @@ from tests.fakes import (
     settings_for,
 )
 from tests.jobs.jobs_cell import JobsCell, Replica
+from tests.quick_server import QuickServer
 
 NOW_S = 1_750_000_000.0
 
@@ -131,7 +132,7 @@ def serve() -> Iterator[Serve]:
 @contextlib.contextmanager
 def _serving(app: FastAPI) -> Iterator[str]:
     settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-    server = uvicorn.Server(settings)
+    server = QuickServer(settings)
     socket = settings.bind_socket()
     socket.listen()
     thread = threading.Thread(target=server.run, args=([socket],))

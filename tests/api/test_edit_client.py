@@ -26,6 +26,7 @@ from tests.api.conftest import Serve, app_of
 from tests.api.edit_calls import EDITS, IMAGE, MASK, PROMPT, WHOLE_MASK, coded, parts
 from tests.fakes import FakeDispatcherClient
 from tests.jobs.jobs_cell import JobsCell, Replica
+from tests.quick_server import QuickServer
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["current client", "older client"])
@@ -48,7 +49,7 @@ async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncI
     assert replica.model == "shapes"
     app = app_of(cell, config, results=cell.results)
     settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-    server, socket = uvicorn.Server(settings), settings.bind_socket()
+    server, socket = QuickServer(settings), settings.bind_socket()
     serving = asyncio.create_task(server.serve([socket]))
     host, port = socket.getsockname()
     yield f"http://{host}:{port}"

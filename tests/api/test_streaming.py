@@ -23,6 +23,7 @@ from ray_cluster.policies.steps.previews import preview_steps
 from tests.api.checks import URL, check_error, refused
 from tests.api.conftest import app_of
 from tests.jobs.jobs_cell import JobsCell, Replica
+from tests.quick_server import QuickServer
 
 PROMPT = "a red circle"
 
@@ -38,7 +39,7 @@ async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncI
     """The gateway on a real socket, on the test's own loop."""
     app: FastAPI = app_of(cell, config, results=cell.results)
     settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-    server, socket = uvicorn.Server(settings), settings.bind_socket()
+    server, socket = QuickServer(settings), settings.bind_socket()
     serving = asyncio.create_task(server.serve([socket]))
     host, port = socket.getsockname()
     yield f"http://{host}:{port}"

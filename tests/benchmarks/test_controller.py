@@ -167,10 +167,18 @@ def test_core_seconds_are_those_reserved_during_the_trace() -> None:
     assert core_seconds([], 100.0, 110.0) == 0.0
 
 
-def test_the_tables_have_every_policy_and_the_plot_is_drawn(tmp_path: Path) -> None:
-    one = day(40.0)
+@pytest.fixture(scope="module")
+def days() -> tuple[Any, Any, Any]:
+    """A day, as it ran, and as it is simulated."""
+    one = day(20.0)
     live = live_day(one)
-    simulated = simulate_all(one, live, lambda _done, _what: None)
+    return one, live, simulate_all(one, live, lambda _done, _what: None)
+
+
+def test_the_tables_have_every_policy_and_the_plot_is_drawn(
+    days: tuple[Any, Any, Any], tmp_path: Path
+) -> None:
+    one, live, simulated = days
     assert {OURS, STATIC, DIFFSERVE, SERVE, "proteus", "all-heavy"} <= simulated.keys()
     reshapes = [Reshape("up", 0.0, 1.0, 9.0), Reshape("silent", 0.0, 2.0, 3.0)]
     found = section(Reshaped(reshapes, [1, 0], 30, []), one, live, simulated, 1.9)
@@ -195,15 +203,13 @@ def test_the_tables_have_every_policy_and_the_plot_is_drawn(tmp_path: Path) -> N
     assert path.with_suffix(".png").is_file()
 
 
-def test_a_run_whose_images_are_others_is_a_problem() -> None:
-    one = day(20.0)
-    live = live_day(one)
+def test_a_run_whose_images_are_others_is_a_problem(days: tuple[Any, Any, Any]) -> None:
+    one, live, simulated = days
     wrong = [
         replace(made, is_right=not made.is_right) if made.is_right is not None else made
         for made in live[OURS].answers
     ]
-    simulated = simulate_all(one, live, lambda _done, _what: None)
-    live[OURS] = replace(live[OURS], answers=wrong)
+    live = {**live, OURS: replace(live[OURS], answers=wrong)}
     reshaped = Reshaped([Reshape("up", 0.0, None, None)], [0], 1, ["never done"])
     problems = section(reshaped, one, live, simulated, 2.0)["problems"]
     assert problems[0] == "never done"

@@ -31,7 +31,10 @@ class LocalService:
         self.folder = folder
         self._listener = socket.create_server(("127.0.0.1", 0))
         self._port = int(self._listener.getsockname()[1])
-        self._config = load_config(document(folder, self._port, self.lora_port) | overrides)
+        content = document(folder, self._port, self.lora_port) | overrides
+        # tests wait for it; no process of others makes a fetch late
+        content["loras"]["fetch_timeout_s"] = 3.0
+        self._config = load_config(content)
         self._server: uvicorn.Server | None = None
         self._started = threading.Event()
         self._error: BaseException | None = None

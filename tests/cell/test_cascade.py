@@ -10,7 +10,7 @@ from tests.e2e.pixels import pixels_differ
 
 pytestmark = [pytest.mark.xdist_group("local"), pytest.mark.timeout(400)]
 
-IMAGES = 12
+IMAGES = 6
 STAGES = {"light": ["light", "score"], "heavy": ["light", "score", "heavy"]}
 
 

@@ -48,7 +48,6 @@ pytestmark = [pytest.mark.xdist_group("local"), pytest.mark.timeout(400)]
 SIDE_PX = 64
 # around an object of the reference model's images, which is 14 px at most from its middle
 HALF_PX = 18
-TEMPLATES = 16
 # all are right; so few must not fail by chance
 LEAST_RIGHT = 0.9
 
@@ -100,10 +99,10 @@ def check(outcomes: Collection[Outcome], least: int) -> None:
 
 def test_random_edits_change_nothing_outside_their_masks(service: LocalService) -> None:
     with ThreadPoolExecutor(1) as pool:
-        older = pool.submit(drawn, service, range(1000, 1010), older=True)
-        outcomes = drawn(service, range(30))
+        older = pool.submit(drawn, service, range(1000, 1004), older=True)
+        outcomes = drawn(service, range(10))
         outcomes += older.result()
-    check(outcomes, least=50_000)
+    check(outcomes, least=20_000)
 
 
 @pytest.mark.slow
@@ -155,7 +154,8 @@ def around(scene: Scene) -> npt.NDArray[np.bool_]:
     return down[:, None] & across[None]
 
 
-def test_an_edit_shows_what_was_asked_inside_its_mask(service: LocalService) -> None:
+@pytest.mark.parametrize("count", [6, pytest.param(16, marks=pytest.mark.slow)])
+def test_an_edit_shows_what_was_asked_inside_its_mask(service: LocalService, count: int) -> None:
     """The template's object is gone, another is in its place, and nothing else has come."""
 
     def make(seed: int) -> tuple[bytes, bytes]:
@@ -167,8 +167,8 @@ def test_an_edit_shows_what_was_asked_inside_its_mask(service: LocalService) -> 
         return template, post(service, "edits", prompt=write_caption(after), seed=seed, **fields)
 
     with ThreadPoolExecutor(8) as pool:
-        templates, edited = zip(*pool.map(make, range(TEMPLATES)), strict=True)
-    wanted = [changed_scene(seed)[1] for seed in range(TEMPLATES)]
+        templates, edited = zip(*pool.map(make, range(count)), strict=True)
+    wanted = [changed_scene(seed)[1] for seed in range(count)]
     right, right_before = share_right(wanted, edited), share_right(wanted, templates)
     logger.warning("edits that show what was asked: %.2f; templates: %.2f", right, right_before)
     assert right >= LEAST_RIGHT

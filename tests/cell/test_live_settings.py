@@ -18,6 +18,7 @@ from ray_cluster.config.sections.keys import ApiKey, key_digest
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.config.slices import FrontArguments, front_arguments, registered, worker_arguments
+from ray_cluster.dispatch.settings_in_force import SettingsWatch
 from ray_cluster.errors import ConfigError
 from tests.fakes import registration
 from tests.jobs.jobs_cell import until
@@ -25,6 +26,13 @@ from tests.keys import FakeSavedKeys, entry
 
 POOL = {"name": "p", "model": "shapes-sd"}
 STORAGE = {"jobs": "sqlite:////jobs.db", "results": "/results", "states": "/states"}
+
+
+@pytest.fixture(autouse=True)
+def quick_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at the file more often than once a second, and believe it sooner."""
+    monkeypatch.setattr(SettingsWatch.__init__, "__defaults__", (0.05,))
+    monkeypatch.setattr("ray_cluster.dispatch.settings_in_force._SETTLED_S", 0.02)
 
 
 def content(**sections: Any) -> dict[str, Any]:

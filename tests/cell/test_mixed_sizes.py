@@ -14,7 +14,7 @@ from tests.e2e.service import images, post
 pytestmark = [pytest.mark.xdist_group("local"), pytest.mark.timeout(400)]
 
 SIZES = ("64x64", "96x96", "128x128", "64x128", "128x64")
-STEPS = 30
+STEPS = 12
 
 
 def make(service: LocalService, size: str) -> bytes:

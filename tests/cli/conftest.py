@@ -12,6 +12,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from ray_cluster.cli.app import app
+from ray_cluster.cli.remote import remote_jobs, remote_service
 from tests.cli.served import Served
 from tests.engine.random_models import save_sd
 
@@ -74,8 +75,14 @@ def ports() -> list[int]:
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[Served]:
-    """The real HTTP application on a socket; its jobs are made of nothing."""
+def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
+    """The real HTTP application on a socket; its jobs are made of nothing.
+
+    Commands look at them more often: these jobs take a tenth of a second.
+    """
+    monkeypatch.setattr(remote_jobs, "_POLL_S", 0.05)
+    monkeypatch.setattr(remote_jobs.generate_there, "__defaults__", (0.05,))
+    monkeypatch.setattr(remote_service, "_AGAIN_S", 0.1)
     one = Served(tmp_path / "served")
     one.start()
     yield one

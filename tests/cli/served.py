@@ -29,6 +29,7 @@ from ray_cluster.requests import ImageRequest
 from tests.fakes import model_profile, registration, sent_images, settings_for
 from tests.jobs.jobs_cell import JobsCell, Replica, until
 from tests.keys import entry
+from tests.quick_server import QuickServer
 
 T = TypeVar("T")
 
@@ -60,7 +61,9 @@ class Served:
         self._folder = folder
         self._port = 0
         self._epoch = 0
-        self._server: uvicorn.Server
+        # each new client takes 20 ms; no connection outlives its call
+        self._http = httpx.Client(timeout=60, limits=httpx.Limits(max_keepalive_connections=0))
+        self._server: QuickServer
         self._thread: threading.Thread
         self._loop: asyncio.AbstractEventLoop
         self._working: asyncio.Lock
@@ -136,7 +139,7 @@ class Served:
 
     def _call(self, method: str, path: str, **options: Any) -> httpx.Response:
         headers = {"Authorization": f"Bearer {KEYS[0]}"}
-        reply = httpx.request(method, self.url + path, headers=headers, timeout=60, **options)
+        reply = self._http.request(method, self.url + path, headers=headers, **options)
         assert reply.is_success, reply.text
         return reply
 
@@ -175,7 +178,7 @@ class Served:
             settings = uvicorn.Config(
                 self._front, log_level="critical", lifespan="off", interface="asgi3"
             )
-            self._server = uvicorn.Server(settings)
+            self._server = QuickServer(settings)
             started.set()
             with contextlib.closing(listener):
                 await self._server.serve([listener])
@@ -239,13 +242,20 @@ class Served:
 
 
 @contextlib.contextmanager
-def subprocess_of(*arguments: object) -> Iterator[subprocess.Popen[str]]:
-    """Start a command in a process of its own; it is over after the block, whatever happens."""
+def subprocess_of(*arguments: object, first: str = "") -> Iterator[subprocess.Popen[str]]:
+    """Start a command in a process of its own; it is over after the block, whatever happens.
+
+    Args:
+        first: Python code that is run there before.
+    """
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # as a shell starts what runs in its background; a command started so would ignore it too
         signal.signal(signal.SIGINT, signal.default_int_handler)
     with subprocess.Popen(
-        [sys.executable, "-m", "ray_cluster.cli", *map(str, arguments)],
+        [
+            *(sys.executable, "-c", f"{first}\nfrom ray_cluster.cli import main\nmain()"),
+            *map(str, arguments),
+        ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -72,7 +72,8 @@ def test_numbers_that_the_processor_has_no_instructions_for_are_warned_of(
     assert found.level == "ok"
 
 
-def test_a_taken_port_is_a_problem(tiny_config: Path) -> None:
+def test_a_taken_port_is_a_problem(tiny_config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ray_cluster.cli.service.ports._ANSWER_S", 0.2)
     config = config_of(tiny_config)
     with socket.socket() as server:
         server.bind(("127.0.0.1", config.http.port))
@@ -239,6 +240,7 @@ def test_what_flux_takes_of_a_named_gpu_is_known_without_it(
         assert "flux 31." in by_subject["memory of all replicas"]["found"]
 
 
+@pytest.mark.slow
 def test_replicas_that_share_a_gpu_are_counted_together(
     tiny_config: Path, full_size: dict[str, Path]
 ) -> None:

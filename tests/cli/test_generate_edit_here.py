@@ -55,7 +55,7 @@ def test_only_what_is_masked_changes_and_like_repeats_it(
 @pytest.mark.parametrize(
     ("template_px", "canvas_px"),
     # filled up to the grid, and scaled down to the longest side that the model makes
-    [((70, 65), (70, 65)), ((200, 137), (96, 66))],
+    [((70, 65), (70, 65)), pytest.param((200, 137), (96, 66), marks=pytest.mark.slow)],
 )
 def test_like_repeats_an_edit_whose_size_is_off_the_grid(
     cli: Cli,

@@ -27,6 +27,10 @@ def here(served: Served, *more: object) -> tuple[object, ...]:
     return ("--url", served.url, "--api-key", "secret", *more)
 
 
+# for half a second, not for five
+IMPATIENT = "import ray_cluster.cli.remote.remote_jobs as jobs; jobs._CANCEL_S = 0.5"
+
+
 def leased(served: Served) -> None:
     """Wait until the job is being made."""
     served.until(lambda: served.replica.leases)
@@ -224,7 +228,7 @@ def test_the_timeout_ends_the_command_and_not_the_job(
     cli: Cli, served: Served, tmp_path: Path
 ) -> None:
     served.is_working = False
-    arguments = ("generate", "x", "-o", tmp_path / "a.png", "--timeout", 3)
+    arguments = ("generate", "x", "-o", tmp_path / "a.png", "--timeout", 1.5)
     result = cli(*arguments, *here(served))
     assert result.exit_code == 1
     (job,) = served.jobs()
@@ -274,7 +278,8 @@ def test_ctrl_c_while_the_service_is_away_tells_how_to_cancel(
     served: Served, tmp_path: Path
 ) -> None:
     served.is_working = False
-    with subprocess_of("generate", "x", "-o", tmp_path / "a.png", *here(served)) as process:
+    arguments = ("generate", "x", "-o", tmp_path / "a.png", *here(served))
+    with subprocess_of(*arguments, first=IMPATIENT) as process:
         job = served.only_job()
         served.stop()
         assert process.stderr is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -140,25 +141,40 @@ def test_a_file_is_nothing_for_a_service(cli: Cli, served: Served, tmp_path: Pat
     assert served.jobs() == []
 
 
-def test_a_lora_changes_the_image_and_like_makes_it_again(cli: Cli, tmp_path: Path) -> None:
-    copy = tmp_path / "copy.safetensors"
-    shutil.copy(PASTEL, copy)
+WORDS = ("a red circle", *SMALL)
 
-    def made(name: str, *options: object) -> bytes:
+
+@pytest.fixture
+def made(cli: Cli, tmp_path: Path) -> Callable[..., bytes]:
+    """Makes an image here, in a file of a name; returns its pixels."""
+
+    def make(name: str, *options: object) -> bytes:
         path = tmp_path / f"{name}.png"
         result = cli("generate", *options, "-o", path)
         assert result.exit_code == 0, result.output
         return pixels_of(path).tobytes()
 
-    words = ("a red circle", *SMALL)
-    plain = made("plain", *words)
-    styled = made("styled", *words, "--lora", "pastel:0.8")
-    assert styled != plain
-    assert made("by-file", *words, "--lora", f"{copy}:0.8") == styled
-    assert made("zero", *words, "--lora", "pastel:0") == plain
+    return make
+
+
+@pytest.mark.slow
+def test_loras_are_added_up_by_their_scales(made: Callable[..., bytes], tmp_path: Path) -> None:
+    copy = tmp_path / "copy.safetensors"
+    shutil.copy(PASTEL, copy)
+    styled = made("styled", *WORDS, "--lora", "pastel:0.8")
+    assert made("by-file", *WORDS, "--lora", f"{copy}:0.8") == styled
+    assert made("zero", *WORDS, "--lora", "pastel:0") == made("plain", *WORDS)
+    assert made("both", *WORDS, "--lora", "pastel:0.8", "--lora", "outline") != styled
     assert made("again", "--like", tmp_path / "styled.png") == styled
-    assert made("both", *words, "--lora", "pastel:0.8", "--lora", "outline") != styled
-    late = made("late", *words, "--lora", "pastel:0.8", "--lora-start-step", 1)
+
+
+def test_a_lora_changes_the_image_and_like_makes_it_again(
+    made: Callable[..., bytes], tmp_path: Path
+) -> None:
+    plain = made("plain", *WORDS)
+    styled = made("styled", *WORDS, "--lora", "pastel:0.8")
+    assert styled != plain
+    late = made("late", *WORDS, "--lora", "pastel:0.8", "--lora-start-step", 1)
     assert late not in {plain, styled}
     assert made("late-again", "--like", tmp_path / "late.png") == late
     assert read_recipe((tmp_path / "late.png").read_bytes())["lora_start_step"] == "1"

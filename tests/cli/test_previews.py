@@ -18,7 +18,7 @@ def here(served: Served) -> tuple[object, ...]:
 def test_previews_are_shown_beside_the_image_until_it_is_there(
     cli: Cli, served: Served, tmp_path: Path
 ) -> None:
-    options = ("--steps", 90, "--previews", 3, "-o", tmp_path / "a.png", *here(served))
+    options = ("--steps", 40, "--previews", 3, "-o", tmp_path / "a.png", *here(served))
     seen: set[bytes] = set()
     is_over = threading.Event()
 

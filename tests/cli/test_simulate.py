@@ -142,7 +142,10 @@ def test_sequence_parallel_groups_have_a_timeline_too(cli: Cli, tmp_path: Path) 
     assert len(list(out.glob("groups-*.png"))) == 3
 
 
-@pytest.mark.parametrize(("content", "trade_off"), [(CASCADE, "quality"), (DAY, "cost")])
+@pytest.mark.parametrize(
+    ("content", "trade_off"),
+    [(CASCADE, "quality"), pytest.param(DAY, "cost", marks=pytest.mark.slow)],
+)
 def test_control_loops_are_plotted_over_time_too(
     cli: Cli, tmp_path: Path, content: dict[str, Any], trade_off: str
 ) -> None:
@@ -205,6 +208,7 @@ def test_what_looks_like_markup_is_shown_as_it_stands(
     assert "see [/foo] and [red]this" in " ".join(result.stdout.split())
 
 
+@pytest.mark.slow
 def test_files_that_cannot_be_written_are_an_error_after_the_tables_were_shown(
     cli: Cli, experiment: Path, tmp_path: Path
 ) -> None:

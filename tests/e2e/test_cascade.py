@@ -67,14 +67,8 @@ def kill_and_check(
     wait_until_whole(service)
 
 
-# what a killed model or dispatcher means is the same without a cascade: test_resuming, test_durable
-@pytest.mark.parametrize(
-    "victim",
-    [
-        "discriminator",
-        *(pytest.param(one, marks=pytest.mark.slow) for one in ("light", "replica", "dispatcher")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", ["discriminator", "light", "replica", "dispatcher"])
 def test_every_job_ends_once_with_the_right_image_whatever_is_killed(
     service: Service,
     images: dict[tuple[str, int], bytes],

@@ -68,9 +68,8 @@ def reference(service: Service) -> bytes:
         return long_calls(service, pool, 1, 120)[0].result()
 
 
-@pytest.mark.parametrize(
-    "way", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_replica_that_dies_or_stops_costs_nobody_an_image(
     service: Service, reference: bytes, way: signal.Signals
 ) -> None:

@@ -86,6 +86,7 @@ def test_ten_scrapes_of_many_requests_are_exact(service: Service) -> None:
     assert_nothing_fell(scrapes)
 
 
+@pytest.mark.slow
 def test_nothing_falls_when_a_replica_is_killed(service: Service) -> None:
     scrapes = [wait_for_peace(service)]
 

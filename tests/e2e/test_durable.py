@@ -64,6 +64,7 @@ def rounds(service: Service, unkilled: dict[int, bytes], what: str, count: int) 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["dispatcher", "gateway"])
 def test_jobs_outlive_a_killed_process_and_attached_calls_end(
     service: Service, unkilled: dict[int, bytes], what: str

@@ -66,6 +66,7 @@ def test_a_call_is_followed_through_the_log_files_of_three_processes(service: Se
     assert "image_" not in service.log.read_text()
 
 
+@pytest.mark.slow
 def test_ray_has_each_number_of_ours_exactly_once(service: Service) -> None:
     lost = what_ray_never_heard(service)
     # and those that Ray alone remembers

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.engine.models.loading import LoadedModel, load_model
+from ray_cluster.engine.models.loading import LoadedModel
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.dits import DiTReference
 from tests.engine.failing import requests_with_a_bad_one
-from tests.engine.harness import pool
+from tests.engine.harness import load, pool
 from tests.engine.random_dits import save_flux, save_sd3
 from tests.engine.random_models import save_sd, save_sdxl
 from tests.engine.reference import Reference
@@ -76,7 +76,7 @@ class Zoo:
     def model(self, name: str) -> LoadedModel:
         if name not in self._models:
             # FLUX's own default size is not the folder's to say
-            self._models[name] = load_model(pool(self.folder(name), defaults={"size": "64x64"}))
+            self._models[name] = load(pool(self.folder(name), defaults={"size": "64x64"}))
         return self._models[name]
 
     def reference(self, name: str) -> Reference:

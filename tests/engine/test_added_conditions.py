@@ -15,7 +15,7 @@ from diffusers import UNet2DConditionModel
 from ray_cluster.engine.models.loading import load_model
 from ray_cluster.errors import ModelUnsupported
 from tests.engine.conftest import Zoo
-from tests.engine.harness import pixel_difference, pool, request, run_alone
+from tests.engine.harness import load, pixel_difference, pool, request, run_alone
 from tests.engine.reference import Reference
 
 
@@ -54,7 +54,7 @@ def test_a_condition_made_of_the_prompt_is_that_of_the_pipeline(zoo: Zoo, tmp_pa
     folder = Path(shutil.copytree(zoo.folder("sd"), tmp_path / "text"))
     unet = unet_with(addition_embed_type="text", addition_embed_type_num_heads=4)
     unet.save_pretrained(folder / "unet")
-    model, reference = load_model(pool(folder)), Reference(folder)
+    model, reference = load(pool(folder)), Reference(folder)
     one = request(num_steps=2, prompt="a large blue square")
     with torch.inference_mode():
         right, wrong = (

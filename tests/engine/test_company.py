@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from ray_cluster.engine.models.loading import load_model
 from ray_cluster.quality.distances import similarity
 from ray_cluster.requests import SAMPLER_NAMES, ImageRequest
 from tests.engine.conftest import Zoo
@@ -21,6 +20,7 @@ from tests.engine.harness import (
     difference,
     drive,
     engine_of,
+    load,
     pixel_difference,
     pool,
     request,
@@ -103,7 +103,7 @@ def test_a_row_with_its_neighbours_prompt_shows(zoo: Zoo) -> None:
 
 def test_half_width_numbers_give_a_finite_image_near_the_full_one(zoo: Zoo, record: Record) -> None:
     full = zoo.model("shapes")
-    half = load_model(pool(zoo.folder("shapes"), dtype="bfloat16"))
+    half = load(pool(zoo.folder("shapes"), dtype="bfloat16"))
     requests = [request(f"r{i}", sampler=name) for i, name in enumerate(SAMPLER_NAMES)]
     expected, found = run_together(full, requests), run_together(half, requests)
     with torch.inference_mode():
@@ -128,7 +128,7 @@ def test_half_width_numbers_make_the_same_pictures(
 ) -> None:
     """The gate of bfloat16: structural similarity to float32 of the worst of all sizes."""
     full = zoo.model("shapes")
-    half = load_model(pool(zoo.folder("shapes"), dtype="bfloat16"))
+    half = load(pool(zoo.folder("shapes"), dtype="bfloat16"))
     sizes = ((64, 64), (96, 96), (128, 128), (64, 128))
     prompts = ("red circle", "blue square", "green triangle", "yellow ring")
     requests = [

@@ -17,7 +17,7 @@ from ray_cluster.engine.adapters.deltas import RowDeltas
 from ray_cluster.engine.device.cuda_graphs import GraphedExecutor
 from ray_cluster.engine.models import packed_weights
 from ray_cluster.engine.models.denoisers import build_executor
-from ray_cluster.engine.models.loading import LoadedModel, load_model
+from ray_cluster.engine.models.loading import LoadedModel
 from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.errors import ModelUnsupported
 from ray_cluster.policies.steps.reuse import ActivePatches
@@ -30,6 +30,7 @@ from tests.engine.harness import (
     difference,
     drive,
     engine_of,
+    load,
     pool,
     request,
     start_all,
@@ -216,7 +217,7 @@ def test_layers_that_are_not_packed_do_the_same(
     adapted: Callable[[str], Adapted], zoo: Zoo, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packed_weights, "can_pack", lambda _weight: False)
-    executor = load_model(pool(zoo.folder(name), defaults={"size": "64x64"})).executor
+    executor = load(pool(zoo.folder(name), defaults={"size": "64x64"})).executor
     subject = adapted(name)
     found = subject.rows.run(executor, subject.deltas(executor))
     assert max(subject.errors(found)) <= CALL_TOLERANCE

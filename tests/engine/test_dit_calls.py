@@ -13,11 +13,10 @@ from torch import Tensor
 
 from ray_cluster.engine.batch.spans import Span, Spans
 from ray_cluster.engine.dit.attention import AttendAtOnce, attend_by_length
-from ray_cluster.engine.models.loading import load_model
 from ray_cluster.errors import ModelUnsupported
 from tests.engine.conftest import Zoo
 from tests.engine.dits import DiTReference, MixedCall
-from tests.engine.harness import CALL_TOLERANCE, CONTROL_FACTOR, difference, pool
+from tests.engine.harness import CALL_TOLERANCE, CONTROL_FACTOR, difference, load, pool
 
 Record = Callable[[str, object], None]
 
@@ -40,7 +39,7 @@ def test_in_half_precision_it_is_as_near_to_the_truth_as_the_transformer(
 ) -> None:
     call, reference = MixedCall.of(zoo.model(name), count=5), zoo.reference(name)
     folder, half = zoo.folder(name), getattr(torch, dtype)
-    model = load_model(pool(folder, dtype=dtype, defaults={"size": "64x64"}))
+    model = load(pool(folder, dtype=dtype, defaults={"size": "64x64"}))
     their_model = DiTReference(folder, half)
     truth, cast = call.expected(reference), call.cast(half)
     ours = max(call.errors(cast.run(model), truth))

@@ -17,7 +17,7 @@ from ray_cluster.errors import ConfigError, InvalidRequest, ModelUnsupported
 from ray_cluster.requests import ModelProfile
 from tests.engine.conftest import Zoo
 from tests.engine.dits import dit_request
-from tests.engine.harness import pool, request, start
+from tests.engine.harness import load, pool, request, start
 
 
 def change(path: Path, **values: Any) -> None:
@@ -99,7 +99,7 @@ def test_stable_diffusion_3_may_do_without_t5(zoo: Zoo, sd3_copy: Path) -> None:
     shutil.rmtree(sd3_copy / "tokenizer_3")
     nothing = {"text_encoder_3": [None, None], "tokenizer_3": [None, None]}
     change(sd3_copy / "model_index.json", **nothing)
-    conditioning = start(load_model(pool(sd3_copy)), dit_request()).conditioning
+    conditioning = start(load(pool(sd3_copy)), dit_request()).conditioning
     assert conditioning.prompt_embeds.shape == (32 + 256, 64)
     assert not conditioning.prompt_embeds[32:].any()
     assert start(zoo.model("sd3"), dit_request()).conditioning.prompt_embeds[32:].any()

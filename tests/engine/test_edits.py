@@ -282,11 +282,12 @@ def test_a_preview_shows_the_template_where_the_mask_spares_it(zoo: Zoo) -> None
     assert not torch.isclose(preview.latents[~spared], state.template.latents[~spared]).all()
 
 
-def test_a_runner_makes_edits_beside_images_from_text(zoo: Zoo) -> None:
-    model = zoo.model("sdxl")
-    requests, pixels = company("sdxl")
+@pytest.mark.parametrize("name", ["sd15", "sdxl"])
+def test_a_runner_makes_edits_beside_images_from_text(zoo: Zoo, name: str) -> None:
+    model = zoo.model(name)
+    requests, pixels = company(name)
     expected = drive(engine_of(model), {0: start_edits(model, requests, pixels)})
-    runner = build_runner(model, pool(zoo.folder("sdxl")), clock=time.monotonic)
+    runner = build_runner(model, pool(zoo.folder(name)), clock=time.monotonic)
     events: queue.SimpleQueue[Any] = queue.SimpleQueue()
     runner.start(events.put)
     try:

@@ -116,6 +116,7 @@ for path in map(Path, sys.argv[2:]):
 """
 
 
+@pytest.mark.slow
 def test_every_sampler_goes_on_in_another_process(zoo: Zoo, tmp_path: Path, record: Record) -> None:
     model, paths = zoo.model("sd"), []
     for sampler in SAMPLER_NAMES:

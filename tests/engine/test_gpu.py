@@ -10,11 +10,10 @@ import torch
 
 from ray_cluster.engine.device.gpu import number_format_here, worker_device
 from ray_cluster.engine.models import loading
-from ray_cluster.engine.models.loading import load_model
 from ray_cluster.engine.stages.autoencoder import in_decoders_format
 from ray_cluster.policies.costs.gpu_shares import CUDA_CONTEXT_BYTES
 from tests.engine.conftest import Zoo
-from tests.engine.harness import pool
+from tests.engine.harness import load, pool
 
 GIB = 2**30
 
@@ -28,7 +27,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     """What is asked of a GPU of 24 GiB, in its order; loading ends with its first weight."""
     found: list[Any] = []
 
-    def load(_folder: Any, dtype: torch.dtype) -> None:
+    def begin(_folder: Any, dtype: torch.dtype) -> None:
         found.append(("load", dtype))
         raise Loading
 
@@ -39,7 +38,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     monkeypatch.setattr(
         cuda, "set_per_process_memory_fraction", lambda part: found.append(("fraction", part))
     )
-    monkeypatch.setattr(loading, "_load_pipeline", load)
+    monkeypatch.setattr(loading, "_load_pipeline", begin)
     before = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     yield found
     torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = before
@@ -52,7 +51,7 @@ def test_a_replica_is_held_to_its_share_before_it_loads(
     zoo: Zoo, calls: list[Any], share: dict[str, float], limit_gib: int
 ) -> None:
     with pytest.raises(Loading):
-        load_model(pool(zoo.folder("sdxl"), device="cuda", **share))
+        load(pool(zoo.folder("sdxl"), device="cuda", **share))
     fraction = (limit_gib * GIB - CUDA_CONTEXT_BYTES) / (24 * GIB)
     assert calls == [("fraction", pytest.approx(fraction)), ("load", torch.float16)]
 
@@ -69,7 +68,7 @@ def test_float32_is_exact_and_what_half_precision_leaves_in_it_takes_tf32(
 ) -> None:
     given = pool(zoo.folder("sdxl"), device="cuda", num_gpus=1, dtype=dtype)
     with pytest.raises(Loading):
-        load_model(given)
+        load(given)
     assert number_format_here(given) == (dtype or "float16")
     takes_tf32 = dtype != "float32"
     assert torch.backends.cuda.matmul.allow_tf32 == takes_tf32
@@ -79,7 +78,7 @@ def test_float32_is_exact_and_what_half_precision_leaves_in_it_takes_tf32(
 def test_a_model_on_a_cpu_asks_nothing_of_a_gpu(zoo: Zoo, calls: list[Any]) -> None:
     given = pool(zoo.folder("sdxl"))
     with pytest.raises(Loading):
-        load_model(given)
+        load(given)
     assert calls == [("load", torch.float32)]
     assert number_format_here(given) == "float32"
 
@@ -96,7 +95,7 @@ def test_what_the_executor_replaces_is_given_back_to_the_gpu(
 
     monkeypatch.setattr(loading, "build_executor", build_executor)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("given back"))
-    load_model(pool(zoo.folder("sdxl")))
+    load(pool(zoo.folder("sdxl")))
     assert order == ["weights in another order", "given back"]
 
 

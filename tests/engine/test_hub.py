@@ -77,6 +77,8 @@ def hub(tmp_path: Path) -> Iterator[tuple[Path, str]]:
     server.server_close()
 
 
+# where the cache has it already: tests/cli/test_doctor.py
+@pytest.mark.slow
 def test_of_a_repository_the_variant_is_downloaded_where_there_is_nothing_else(
     zoo: Zoo, tmp_path: Path, hub: tuple[Path, str]
 ) -> None:

@@ -18,7 +18,7 @@ from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.local import model_sizes, vae_scale_factor
 from ray_cluster.requests import SAMPLER_NAMES
 from tests.engine.conftest import Zoo
-from tests.engine.harness import pixel_difference, pool, request, run_alone, start
+from tests.engine.harness import load, pixel_difference, pool, request, run_alone, start
 
 
 @pytest.fixture
@@ -205,7 +205,7 @@ def test_built_in_models_are_sampled_as_their_cards_were_where_nobody_says_other
 
 def test_a_sampler_that_the_model_has_no_formula_for_is_not_offered(copy: Path) -> None:
     change(copy / "scheduler" / "scheduler_config.json", prediction_type="sample")
-    assert "euler_ancestral" not in load_model(pool(copy)).profile.max_steps_by_sampler
+    assert "euler_ancestral" not in load(pool(copy)).profile.max_steps_by_sampler
 
 
 def test_a_models_own_mean_and_deviation_of_the_latents_are_used(zoo: Zoo, tmp_path: Path) -> None:
@@ -217,7 +217,7 @@ def test_a_models_own_mean_and_deviation_of_the_latents_are_used(zoo: Zoo, tmp_p
         latents_mean=[0.5, -0.3, 0.2, 0.1],
         latents_std=[2.0, 1.5, 0.7, 1.1],
     )
-    model, reference, one = load_model(pool(folder)), Reference(folder), request(num_steps=2)
+    model, reference, one = load(pool(folder)), Reference(folder), request(num_steps=2)
     with torch.inference_mode():
         pixels = model.decoder.decode([run_alone(model, one)])[0]
         without = zoo.model("sdxl").decoder.decode([run_alone(model, one)])[0]
@@ -231,7 +231,7 @@ def test_a_models_own_mean_and_deviation_of_the_latents_are_used(zoo: Zoo, tmp_p
 def test_a_model_computes_out_of_inference_mode_though_loaded_in_it(zoo: Zoo, name: str) -> None:
     one = request(sampler=zoo.model(name).profile.default_sampler)
     with torch.inference_mode():
-        model = load_model(pool(zoo.folder(name), defaults={"size": "64x64"}))
+        model = load(pool(zoo.folder(name), defaults={"size": "64x64"}))
         state = start(model, one)
     prepared = model.executor.prepare(state.conditioning)
     values = (getattr(prepared, field.name) for field in fields(prepared))

@@ -41,6 +41,7 @@ from tests.engine.harness import (
     difference,
     drive,
     engine_of,
+    load,
     pixel_difference,
     pool,
     request,
@@ -111,6 +112,8 @@ def test_the_planned_bytes_of_a_step_are_those_of_the_allocator(
     assert worst <= SHARE
 
 
+# another step in half precision: test_wide_layers.py
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["sd", "sdxl"])
 def test_a_step_in_half_precision_is_planned_as_what_it_takes_on_a_cpu(
     zoo: Zoo, name: str, record: Record
@@ -200,12 +203,14 @@ def test_the_bytes_of_the_weights_are_those_of_the_loaded_modules(
 
 
 @pytest.mark.parametrize("name", ["sdxl", "sd", "sd3"])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize(
+    "dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow), "float16"]
+)
 def test_an_autoencoder_is_planned_in_the_format_that_it_is_loaded_in(
     zoo: Zoo, name: str, dtype: Any
 ) -> None:
     folder = zoo.folder(name)
-    vae = load_model(pool(folder, dtype=dtype)).decoder._vae
+    vae = load(pool(folder, dtype=dtype)).decoder._vae
     asked = getattr(torch, dtype)
     overflows = dtype == "float16" and vae.config.get("force_upcast", False)
     assert vae.dtype == vae_dtype(component_config(folder, "vae"), asked)

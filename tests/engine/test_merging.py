@@ -211,7 +211,7 @@ def test_what_is_measured_slower_is_not_kept(bench: Callable[..., Bench]) -> Non
     one = bench()
     # deltas seem to cost less than nothing
     one.delta_s = -0.5
-    for number in range(8):
+    for number in range(4):
         one.add("a", number, 30)
         one.run()
     assert one.engine.weights.merged is None

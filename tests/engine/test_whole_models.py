@@ -75,7 +75,9 @@ def widen_one(tensors: dict[str, torch.Tensor]) -> None:
     tensors[name] = torch.zeros(len(tensors[name]) + 1)
 
 
-@pytest.mark.parametrize("change", [lose_a_layer, rename_all, widen_one])
+@pytest.mark.parametrize(
+    "change", [lose_a_layer, pytest.param(rename_all, marks=pytest.mark.slow), widen_one]
+)
 def test_a_component_without_all_weights_is_refused_before_and_while_it_is_loaded(
     zoo: Zoo, copy: Copy, change: Callable[[dict[str, torch.Tensor]], None]
 ) -> None:

@@ -1,5 +1,7 @@
 """Compiles every kernel for a GPU that need not be there; run as a program, prints their names.
 
+Usage: ``python -m tests.kernels.compiling CASES``, 1 or 2.
+
 What the interpreter lets pass the compiler may not: names that a kernel cannot see, an argument
 of 1 that is a constant, a variable that changes its type in a loop.
 """
@@ -50,10 +52,8 @@ def main() -> None:
     JITFunction.run = run
     ops = Ops("triton", "cpu")
     # halves of a real model's width, and rows of one column, images of one row
-    for sizes, channels, groups, dtype in (
-        ([64, 256], 320, 32, torch.bfloat16),
-        ([1], 1, 1, torch.float32),
-    ):
+    cases = (([64, 256], 320, 32, torch.bfloat16), ([1], 1, 1, torch.float32))
+    for sizes, channels, groups, dtype in cases[: int(sys.argv[1])]:
         call_all(ops, sizes, channels, groups, dtype)
 
 

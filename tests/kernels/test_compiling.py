@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.kernels.ops import Ops
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -23,9 +25,11 @@ def kernels() -> set[str]:
     return names
 
 
-def test_every_kernel_compiles_for_a_gpu(triton_ops: Ops, tmp_path: Path) -> None:
+# a real model's sizes, and those of which arguments are constants too
+@pytest.mark.parametrize("num_cases", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_every_kernel_compiles_for_a_gpu(triton_ops: Ops, tmp_path: Path, num_cases: int) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compiling"],
+        [sys.executable, "-m", "tests.kernels.compiling", str(num_cases)],
         cwd=ROOT,
         env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)},
         capture_output=True,

@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.engine.models.loading import load_model
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.imaging.processes.image_coder import ImageCoder
-from tests.engine.harness import pool
+from tests.engine.harness import load, pool
 from tests.engine.random_models import save_sd
 from tests.engine.staged import StagedModel
 from tests.replica.lora_files import Converter
@@ -23,7 +22,7 @@ from tests.replica.setup import (
 def staged(tmp_path_factory: pytest.TempPathFactory) -> StagedModel:
     prepare_threads(1)
     folder = save_sd(tmp_path_factory.mktemp("replica") / "sd")
-    return StagedModel(load_model(pool(folder)), REQUESTS)
+    return StagedModel(load(pool(folder)), REQUESTS)
 
 
 @pytest.fixture(scope="session")

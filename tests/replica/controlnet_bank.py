@@ -17,6 +17,7 @@ from ray_cluster.engine.controlnets.asks import ControlNetAsk, RowResiduals
 from ray_cluster.engine.controlnets.bank import BankRow
 from ray_cluster.engine.step.state import Conditioning
 from ray_cluster.protocol.leases import Directory, Endpoint, Peer
+from ray_cluster.replica.controlnet.client import RemoteControlNets
 from ray_cluster.replica.controlnet.server import ControlNetServer
 from ray_cluster.transport.connecting import listen
 
@@ -111,11 +112,10 @@ def peer_of(target: str, secret: str, replica_id: str, name: str = NAME) -> Peer
     return Peer("control", name, replica_id, "node", Endpoint(target, secret))
 
 
-class BankProcess:
-    """A worker of a ControlNet in another process, which its factory has forked."""
+class Forked:
+    """A process that the factory has forked."""
 
-    def __init__(self, replica_id: str, target: str, secret: str, process_id: str) -> None:
-        self.peer = peer_of(target, secret, replica_id)
+    def __init__(self, process_id: str) -> None:
         self._process_id = int(process_id)
         self._is_killed = False
 
@@ -131,24 +131,41 @@ class BankProcess:
         self._is_killed = True
 
 
+class BankProcess(Forked):
+    """A worker of a ControlNet in another process."""
+
+    def __init__(self, replica_id: str, target: str, secret: str, process_id: str) -> None:
+        super().__init__(process_id)
+        self.peer = peer_of(target, secret, replica_id)
+
+
 class BankFactory:
-    """A process that has imported everything, and forks a worker when it is asked to."""
+    """A process that has imported everything, and forks others when it is asked to."""
 
     def __init__(self) -> None:
         command = [sys.executable, "-m", "tests.replica.controlnet_bank"]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
-        self._made: list[BankProcess] = []
+        self._made: list[Forked] = []
 
     def make(self, delay_s: float = 0.0) -> BankProcess:
+        """Return a worker."""
+        made = BankProcess(f"r{len(self._made)}", *self._fork("serve", str(delay_s)))
+        self._made.append(made)
+        return made
+
+    def ask_for_ever(self, peer: Peer) -> Forked:
+        """Return a base model's replica that has some answers of a worker, and asks for more."""
+        self._made.append(Forked(*self._fork("ask", peer.endpoint.target, peer.endpoint.secret)))
+        return self._made[-1]
+
+    def _fork(self, *words: str) -> list[str]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(f"{delay_s}\n")
+        self._process.stdin.write(f"{' '.join(words)}\n")
         self._process.stdin.flush()
-        endpoint = self._process.stdout.readline().split()
-        self._made.append(BankProcess(f"r{len(self._made)}", *endpoint))
-        return self._made[-1]
+        return self._process.stdout.readline().split()
 
     def kill_all(self) -> None:
         """Kill the workers, but not the factory."""
@@ -160,13 +177,30 @@ class BankFactory:
         self._process.communicate()
 
 
-def _fork_workers() -> None:
-    # nobody waits for the workers
+def _fork_all() -> None:
+    # nobody waits for them
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     for line in sys.stdin:
         parent = os.getpid()
+        kind, *words = line.split()
         if os.fork() == 0:
-            _serve(float(line), parent)
+            if kind == "serve":
+                _serve(float(words[0]), parent)
+            _ask(words[0], words[1], parent)
+
+
+def _ask(target: str, secret: str, parent: int) -> None:
+    controls = RemoteControlNets(clock=time.monotonic, on_ready=lambda: None)
+    controls.set_peers(directory(peer_of(target, secret, "r0")))
+    step = 0
+    while os.getppid() == parent:
+        futures = controls.ask([ask_of(seed, step=step) for seed in range(8)])
+        futures[0].result()
+        if step == 3:
+            sys.stdout.write(f"{os.getpid()}\n")
+            sys.stdout.flush()
+        step += 1
+    os._exit(0)
 
 
 def _serve(delay_s: float, parent: int) -> None:
@@ -181,4 +215,4 @@ def _serve(delay_s: float, parent: int) -> None:
 
 
 if __name__ == "__main__":
-    _fork_workers()
+    _fork_all()

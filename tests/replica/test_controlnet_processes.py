@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -166,33 +163,12 @@ def test_a_slow_worker_is_helped_by_another_one(
     assert base.num_retries("silent") > 0
 
 
-_ASKS_FOR_EVER = """
-import sys, time
-from ray_cluster.replica.controlnet.client import RemoteControlNets
-from ray_cluster.transport.connecting import connect
-from ray_cluster.transport.links import Link
-from tests.replica.controlnet_bank import ask_of, directory, peer_of
-controls = RemoteControlNets(clock=time.monotonic, on_ready=lambda: None)
-controls.set_peers(directory(peer_of(sys.argv[1], sys.argv[2], "r0")))
-for step in range(10 ** 6):
-    futures = controls.ask([ask_of(seed, step=step) for seed in range(8)])
-    futures[0].result()
-    if step == 3:
-        sys.stdout.write("going\\n")
-        sys.stdout.flush()
-"""
-
-
 def test_a_base_replica_that_is_killed_or_stopped_holds_up_nobody(
-    base: Base, workers: list[BankProcess], controls: RemoteControlNets
+    factory: BankFactory, workers: list[BankProcess], controls: RemoteControlNets
 ) -> None:
-    endpoint = workers[0].peer.endpoint
-    command = [sys.executable, "-c", _ASKS_FOR_EVER, endpoint.target, endpoint.secret]
     controls.set_peers(directory(workers[0].peer))
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
-        assert other.stdout is not None
-        assert other.stdout.readline() == "going\n"
-        other.send_signal(signal.SIGSTOP)
-        _step(controls, 0)
-        other.kill()
+    other = factory.ask_for_ever(workers[0].peer)
+    other.stop()
+    _step(controls, 0)
+    other.kill()
     _step(controls, 1)

@@ -234,6 +234,7 @@ async def test_images_through_services_are_diffusers(
         check(await made(here, [here.request(index) for index in range(4)]))
 
 
+@pytest.mark.slow
 async def test_two_bases_share_the_replicas_of_a_controlnet(
     tmp_path: Path, coder: ImageCoder
 ) -> None:

@@ -15,6 +15,9 @@ from ray_cluster.replica.lora_store import processes as lora_processes
 from ray_cluster.replica.lora_store.folder import LoraUnavailable
 from tests.replica.lora_files import PASTEL, Converter, arguments, opened, order, parts
 
+# in one worker: they share a process that converts, whose imports take seconds
+pytestmark = pytest.mark.xdist_group("LoRAs of a node")
+
 
 async def test_what_a_crash_left_half_written_or_strangers_put_there_is_not_taken_for_a_lora(
     tmp_path: Path, converter: Converter
@@ -69,7 +72,8 @@ def small_files(num_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-async def test_a_disk_that_is_full_may_have_room_later(
+@pytest.mark.slow
+async def test_a_disk_that_is_full_of_what_is_converted_may_have_room_later(
     tmp_path: Path, converter: Converter
 ) -> None:
     given = arguments(tmp_path)
@@ -82,6 +86,14 @@ async def test_a_disk_that_is_full_may_have_room_later(
                 await folder.ensure(order("a"))
             assert error.value.failure == "unreachable"
             assert not parts(given)
+    async with opened(given, converter) as folder:
+        await folder.ensure(order("a"))
+
+
+async def test_a_disk_that_is_full_may_have_room_later(
+    tmp_path: Path, converter: Converter
+) -> None:
+    given = arguments(tmp_path)
     async with opened(given) as folder:
         with small_files(4096), pytest.raises(LoraUnavailable, match="File too large") as error:
             await folder.ensure(order("a"))

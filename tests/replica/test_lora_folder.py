@@ -35,6 +35,9 @@ from tests.replica.lora_files import (
 )
 from tests.replica.setup import until
 
+# in one worker: they share a process that converts, whose imports take seconds
+pytestmark = pytest.mark.xdist_group("LoRAs of a node")
+
 DIGEST = hashlib.sha256(PASTEL.read_bytes()).hexdigest()
 
 
@@ -201,21 +204,30 @@ async def test_a_fetch_that_is_cancelled_ends_its_process_at_once(
             await folder.ensure(order("a", tmp_path / "files" / "missing.safetensors"))
 
 
-async def test_a_killed_reader_or_converter_fails_one_fetch_and_the_next_has_another(
+async def test_a_killed_reader_fails_one_fetch_and_the_next_has_another(
     tmp_path: Path, converter: Converter
 ) -> None:
     pipe = tmp_path / "pipe.safetensors"
     given = arguments(tmp_path, sources=("builtin:", str(tmp_path)))
     os.mkfifo(pipe)
-    async with opened(given) as folder:
+    async with opened(given, converter) as folder:
+        before = children(converter)
         task = asyncio.create_task(folder.ensure(order("a", pipe)))
-        await until(lambda: children(converter))
-        (reader,) = children(converter)
+        await until(lambda: children(converter) - before)
+        (reader,) = children(converter) - before
         os.kill(reader, signal.SIGKILL)
         with pytest.raises(LoraUnavailable, match="ended its reader") as error:
             await task
         assert error.value.failure == "unreachable"
-        await until(lambda: not children(converter))
+        await until(lambda: children(converter) == before)
+        await folder.ensure(order("a"))
+
+
+@pytest.mark.slow
+async def test_a_killed_converter_fails_one_fetch_and_the_next_has_another(
+    tmp_path: Path, converter: Converter
+) -> None:
+    async with opened(arguments(tmp_path)) as folder:
         folder.warm_up()
         await until(lambda: children(converter))
         (process,) = children(converter)

@@ -14,6 +14,9 @@ from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.replica.lora_store.folder import LoraFolder, LoraUnavailable
 from tests.replica.lora_files import Converter, arguments, opened, order, parts
 
+# in one worker: they share a process that converts, whose imports take seconds
+pytestmark = pytest.mark.xdist_group("LoRAs of a node")
+
 
 def _names(given: LorasConfig) -> set[str]:
     return {one.name for one in Path(given.folder).iterdir()} - {"parts"}

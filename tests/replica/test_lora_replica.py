@@ -17,7 +17,10 @@ from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.replica.lora_store.folder import LoraFolder
 from ray_cluster.requests import AddOns, LoraUse
 from tests.fakes import image_request
-from tests.replica.lora_files import arguments, order, write_variant
+from tests.replica.lora_files import Converter, arguments, order, write_variant
+
+# in one worker: they share a process that converts, whose imports take seconds
+pytestmark = pytest.mark.xdist_group("LoRAs of a node")
 
 
 def opened(_model: Any, files: Sequence[tuple[Path, float]]) -> Any:
@@ -31,11 +34,14 @@ def lease(lora_id: str, source: Path | str) -> Lease:
     return Lease(Fence(1, 1), request, 60.0, 0.0, loras=(order(lora_id, source),))
 
 
-async def test_a_replica_fetches_for_itself_and_the_longest_unused_go(tmp_path: Path) -> None:
+async def test_a_replica_fetches_for_itself_and_the_longest_unused_go(
+    tmp_path: Path, converter: Converter
+) -> None:
     sources = {name: write_variant(tmp_path / f"{name}.safetensors", n) for n, name in _NUMBERED}
     # of less than two of them
     given = arguments(tmp_path, sources=(str(tmp_path),), max_disk_bytes=1 << 20)
     folder = LoraFolder(given)
+    converter.lend(folder._processes)
     shelf = LoraShelf(SimpleNamespace(), folder, max_bytes=100, open_set=opened)  # type: ignore[arg-type]
     try:
         for name, source in sources.items():
@@ -47,6 +53,7 @@ async def test_a_replica_fetches_for_itself_and_the_longest_unused_go(tmp_path: 
         assert total <= given.max_disk_bytes or list(facts) == ["c"]
         assert len(facts) < len(sources)
     finally:
+        converter.take_back(folder._processes)
         await asyncio.to_thread(folder.close)
 
 

@@ -14,12 +14,12 @@ import torch
 from diffusers import DiffusionPipeline
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
-from ray_cluster.engine.models.loading import LoadedModel, load_model, start_states
+from ray_cluster.engine.models.loading import LoadedModel, start_states
 from ray_cluster.engine.step.step_engine import StepEngine
 from ray_cluster.protocol.loras import Lora
 from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.requests import AddOns, ImageRequest, LoraUse
-from tests.engine.harness import all_rows, pool, request
+from tests.engine.harness import all_rows, load, pool, request
 from tests.engine.lora_sets import random_set
 from tests.engine.random_models import save_sd
 from tests.engine.staged import StagedModel
@@ -43,8 +43,8 @@ class Subject:
     def __init__(self, folder: Path) -> None:
         save_sd(folder)
         self.pipeline = DiffusionPipeline.from_pretrained(folder)
-        self.models = [StagedModel(load_model(pool(folder))) for _ in range(2)]
-        self._reference = load_model(pool(folder))
+        self.models = [StagedModel(load(pool(folder))) for _ in range(2)]
+        self._reference = load(pool(folder))
 
     def open_set(self, model: LoadedModel, files: Sequence[tuple[Path, float]]) -> AdapterSet:
         [(path, scale)] = files
@@ -134,6 +134,7 @@ def value_of(link: Link, name: str) -> float:
     return found
 
 
+@pytest.mark.slow
 async def test_one_replica_merges_and_gives_way_to_others(subject: Subject, coder: Any) -> None:
     first = [of_set("a", number, 240) for number in range(2)]
     others = [of_set("b", 1, 4), of_set("", 2, 4), of_set("a", 9, 4)]

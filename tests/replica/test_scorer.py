@@ -134,7 +134,7 @@ async def test_images_are_scored_in_batches_and_one_that_fails_costs_no_other() 
     assert max(map(len, scorer.batches)) > 1
 
 
-@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("side", ["before", pytest.param("after", marks=pytest.mark.slow)])
 async def test_scores_reach_the_dispatcher_though_calls_are_lost(side: str) -> None:
     scorer, link = Brightness(), Link(new_service())
     requests = [routed(n) for n in range(4)]

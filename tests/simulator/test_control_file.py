@@ -28,15 +28,27 @@ FILES = sorted([*FOLDER.glob("cascade*.yaml"), *FOLDER.glob("autoscaling*.yaml")
 KINDS = {"cascade": CascadeExperiment, "autoscaling": AutoscalingExperiment}
 
 
+def runs_of(job: Any) -> list[Any]:
+    # as another process gets them
+    return [pickle.loads(pickle.dumps(part))() for part in job.parts]
+
+
 def report_of(folder: Path, content: dict[str, Any]) -> Report:
     job = load_experiment(written(folder, content))
-    # as another process gets them
-    return job.sum_up([pickle.loads(pickle.dumps(part))() for part in job.parts])
+    return job.sum_up(runs_of(job))
 
 
 @pytest.fixture(scope="module")
-def cascade(tmp_path_factory: pytest.TempPathFactory) -> Report:
-    return report_of(tmp_path_factory.mktemp("cascade"), CASCADE)
+def cascade_runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, list[Any]]:
+    """The experiment, and the runs of its parts."""
+    job = load_experiment(written(tmp_path_factory.mktemp("cascade"), CASCADE))
+    return job, runs_of(job)
+
+
+@pytest.fixture(scope="module")
+def cascade(cascade_runs: tuple[Any, list[Any]]) -> Report:
+    job, runs = cascade_runs
+    return job.sum_up(runs)
 
 
 @pytest.fixture(scope="module")
@@ -49,10 +61,8 @@ def test_parts_are_a_policy_and_a_seed_each(tmp_path: Path) -> None:
     assert len(load_experiment(written(tmp_path, DAY), num_seeds=5).parts) == 3 * 5
 
 
-def test_only_what_is_shown_over_time_is_kept(tmp_path: Path) -> None:
-    runs = [
-        part() for part in load_experiment(written(tmp_path, {**CASCADE, "duration_s": 10})).parts
-    ]
+def test_only_what_is_shown_over_time_is_kept(cascade_runs: tuple[Any, list[Any]]) -> None:
+    _, runs = cascade_runs
     assert [(row.policy, row.seed) for row in runs if row.course is not None] == [
         ("allocation", 0),
         ("diffserve", 0),

@@ -84,6 +84,7 @@ def test_ours_keeps_deadlines_where_the_threshold_alone_does_not() -> None:
     assert ours < theirs
 
 
+@pytest.mark.slow
 def test_harder_prompts_than_known_are_calibrated_away() -> None:
     row = run("allocation", cascade(duration_s=90.0, confidence_power=2.0), 2)
     assert row.figures["violations"] < 0.01

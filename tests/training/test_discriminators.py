@@ -96,7 +96,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> TrainingRun:
     return tiny_run(tmp_path_factory.mktemp("discriminators"), base=builtin_folder("shapes-sd"))
 
 
-@pytest.mark.parametrize("name", [JUDGE, "shapes-real-or-generated"])
+@pytest.mark.parametrize(
+    "name", [pytest.param(JUDGE, marks=pytest.mark.slow), "shapes-real-or-generated"]
+)
 def test_a_discriminator_is_exported_calibrated_and_measured(
     name: str, run: TrainingRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,9 @@ def check_card(name: str, tables: str, folder: Path) -> None:
     assert f"ray-cluster models evaluate {name}" in " ".join(text.split())
 
 
-@pytest.mark.parametrize("model", ["shapes-sd-light", "shapes-sd3"])
+@pytest.mark.parametrize(
+    "model", [pytest.param("shapes-sd-light", marks=pytest.mark.slow), "shapes-sd3"]
+)
 def test_a_model_is_measured_in_its_plain_pipeline(
     model: str, tmp_path: Path, tiny_base: Path
 ) -> None:

@@ -283,7 +283,8 @@ class EngineRunner:
             at_boundary.set()
 
         self._commands.put(drop_rows)
-        is_safe = at_boundary.wait(timeout_s)
+        # once it is stopped, nobody comes to a boundary any more
+        is_safe = not self._stopping.is_set() and at_boundary.wait(timeout_s)
         return [Exported(t.request, t.state if is_safe else None) for t in tickets]
 
     def export(self, request_id: str) -> Future[Exported | None]:
