@@ -118,7 +118,7 @@ def test_what_it_works_on_is_left_in_the_store_for_deletion() -> None:
     core = framing_core()
     to_the_frame(core, output=OutputSpec(is_stored=True))
     outcome = only(core.report("f", [made(lease(core, "f", 1.5))], 2.0)[0])
-    assert (outcome.is_candidate, core.take_unpublished()) == (False, ["a"])
+    assert (outcome.is_candidate, core.take_unpublished()) == (False, ["a.candidate"])
 
 
 def test_what_is_promised_leaves_time_for_it() -> None:
