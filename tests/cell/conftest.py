@@ -33,4 +33,5 @@ def service(
     with ExitStack() as stack:
         request.config.pluginmanager.register(_Ender(stack))
         folder = tmp_path_factory.mktemp("local")
-        yield stack.enter_context(running_locally(folder, controlnets=BOTH))
+        more = {"controlnets": BOTH, "upscalers": [{"name": "big"}]}
+        yield stack.enter_context(running_locally(folder, **more))

@@ -30,5 +30,5 @@ def with_upscale(
         if max(one.output_px) > most:
             size = "{}x{}".format(*one.output_px)
             what = f"would make an image of {size}; the longest side is {most} px at most"
-            raise wrong("upscale", what, "smaller")
+            raise wrong("upscale", what, "smaller size")
     return found
