@@ -67,6 +67,11 @@ def kill_and_check(
     wait_until_whole(service)
 
 
+def test_calls_get_the_images_of_their_stages(service: Service) -> None:
+    answers = answers_of(service, images_of_stages(service, 2))
+    assert {one["reason"] for one in answers.values()} <= {"confident", "deferred"}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", ["discriminator", "light", "replica", "dispatcher"])
 def test_every_job_ends_once_with_the_right_image_whatever_is_killed(

@@ -68,6 +68,14 @@ def reference(service: Service) -> bytes:
         return long_calls(service, pool, 1, 120)[0].result()
 
 
+def test_calls_are_answered_by_a_controlnet_of_another_process(service: Service) -> None:
+    texts, _ = hinted(NUM_FOLLOWED)
+    with ThreadPoolExecutor(2) as pool:
+        one, other = (call.result() for call in long_calls(service, pool, 2, 4))
+    assert are_equal(one, other)
+    assert not are_equal(one, make(service, prompt=texts[0], seed=3, num_inference_steps=4))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("way", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_replica_that_dies_or_stops_costs_nobody_an_image(

@@ -66,6 +66,15 @@ def test_a_call_is_followed_through_the_log_files_of_three_processes(service: Se
     assert "image_" not in service.log.read_text()
 
 
+def test_ray_hears_of_our_images(service: Service) -> None:
+    generate(service, "call-that-ray-hears-of")
+    images = ("ray_cluster_images_total", frozenset({("event", "completed")}))
+    deadline_s = time.monotonic() + 60
+    while scrape(service.ray_metrics_url).get(images, 0.0) < 1:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.5)
+
+
 @pytest.mark.slow
 def test_ray_has_each_number_of_ours_exactly_once(service: Service) -> None:
     lost = what_ray_never_heard(service)
