@@ -274,6 +274,7 @@ class DispatchCore:
     ) -> None:
         self._ledger.waiting.look_again(held_back)
         self._ledger.advance_held_back(now_s, only)
+        self._cascades.advance(now_s)
         self.replicas.alert_all(self.loras.take_alerted())
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
