@@ -202,7 +202,7 @@ class DispatchCore:
     def restore(self, restored: Restored, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
         self._expected.discard(restored.request.request_id)
-        self._cascades.watch_over(self._ledger.restore(restored, now_s))
+        self._ledger.restore(restored, now_s)
 
     def note_stored(self, states: Mapping[str, StateHeader]) -> None:
         """Note the stored states of requests that no replica has had since the start.
@@ -274,6 +274,7 @@ class DispatchCore:
     ) -> None:
         self._ledger.waiting.look_again(held_back)
         self._ledger.advance_held_back(now_s, only)
+        self._cascades.advance(now_s)
         self.replicas.alert_all(self.loras.take_alerted())
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:

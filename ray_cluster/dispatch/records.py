@@ -155,11 +155,11 @@ class RequestRecord:
     def present(self) -> ImageRequest:
         """The request as its image is made in the present stage, or was that this one takes."""
         stages, request = self.stages, self.request
-        takes_image = stages.present.rules.takes != "nothing"
-        request = request_in(request, stages.author if takes_image else stages.present)
+        if self.image is not None and stages.present.rules.takes != "nothing":
+            return request_in(request, stages.author)
+        request, output = request_in(request, stages.present), request.output
         if not self.shown:
             return request
-        output = request.output
         return replace(request, output=replace(output, num_previews=output.num_previews - 1))
 
     @property

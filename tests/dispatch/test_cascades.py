@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from ray_cluster.config.settings import ControlNetSettings
 from ray_cluster.dispatch.records import RequestRecord, Restored
 from ray_cluster.protocol.outcomes import Completed, Deferred
 from ray_cluster.requests import (
+    AddOns,
+    BlobRef,
     CascadeUse,
+    ControlNetUse,
     Failure,
     ImageResult,
     OutputSpec,
@@ -250,6 +255,25 @@ def test_the_light_image_answers_for_a_heavy_one_that_fails(how: str) -> None:
                 lease(core, "h", 3.0 + number)
         outcomes = core.take_outcomes()
     outcome = only(outcomes)
+    assert outcome.cascade is not None
+    assert (outcome.result.data, outcome.cascade.reason) == (b"light", "heavy_failed")
+
+
+def test_a_stage_waits_for_its_own_add_ons_alone_and_the_light_image_answers_without() -> None:
+    core = make_core()
+    edges = ControlNetSettings(name="edges", bases=("light", "heavy"), is_service=True)
+    core.controls.apply([edges])
+    core.register(replace(scorer("c"), kind="control", served_as="edges"), 0.0)
+    uses = (ControlNetUse("edges", BlobRef("ab", 1)),)
+    assert core.offer([routed(add_ons=AddOns(controls=uses))], 0.0).accepted
+    light = lease(core, "l", 0.0)
+    core.unregister("c", 0.5)
+    core.report("l", [made(light, b"light")], 1.0)
+    core.report("s0", [scored(lease(core, "s0", 1.0), 0.1)], 1.5)
+    assert core.poll(poll_of("h"), 2.0).leases == ()
+    core.controls.apply([])
+    core.advance_held_back(2.5)
+    outcome = only(core.take_outcomes())
     assert outcome.cascade is not None
     assert (outcome.result.data, outcome.cascade.reason) == (b"light", "heavy_failed")
 

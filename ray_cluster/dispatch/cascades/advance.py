@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from ray_cluster.config.settings import CascadeSettings
@@ -122,8 +122,6 @@ class Cascades:
         self._cascades: dict[str, _Cascade] = {}
         self.is_behind = False
         self._offered: list[str] = []
-        # whose present stage is not the first one
-        self._later: dict[str, RequestRecord] = {}
         self._deferred: list[Deferred] = []
 
     def apply(self, configs: Sequence[CascadeSettings]) -> None:
@@ -172,15 +170,9 @@ class Cascades:
                 left_s += predict_s([view], self._queue, now_s)
         return left_s
 
-    def watch_over(self, record: RequestRecord) -> None:
-        """Watch a request of an earlier dispatcher, as :meth:`watch` does from its second stage."""
-        if record.stages.index:
-            self._later[record.view.request_id] = record
-
     def advance(self, now_s: float) -> None:
         """Decide over every request whose stage has ended."""
         for record, end in self._ledger.take_between():
-            self._later.pop(record.view.request_id, None)
             try:
                 self._advance(record, end, now_s)
             except Exception:
@@ -209,7 +201,6 @@ class Cascades:
         else:
             view = self._view_of(record, record.stages.index, now_s)
             self._ledger.enqueue(record, view, now_s)
-            self._later[view.request_id] = record
 
     def _view_of(self, record: RequestRecord, index: int, now_s: float) -> RequestView:
         """Return what policies know of a request in a stage, which leaves time for later ones."""
@@ -298,7 +289,7 @@ class Cascades:
 
     def watch(self, now_s: float) -> None:
         """End some of the stages that nobody can end any more, or not in time."""
-        due = [one for one in self._open() if now_s >= self._due_s(one)]
+        due = [one for one in self._ledger.later.values() if now_s >= self._due_s(one)]
         self.is_behind = len(due) > AT_ONCE
         for record in due[:AT_ONCE]:
             self._replicas.alert(record.holder)
@@ -310,14 +301,7 @@ class Cascades:
     @property
     def next_due_s(self) -> float:
         """Instant at which :meth:`watch` has something to do; infinite if never."""
-        return min((self._due_s(record) for record in self._open()), default=math.inf)
-
-    def _open(self) -> Iterator[RequestRecord]:
-        """Yield the requests in a later stage, and forget those that have ended."""
-        gone = [name for name, one in self._later.items() if self._ledger.get(name) is not one]
-        for name in gone:
-            del self._later[name]
-        return iter(self._later.values())
+        return min(map(self._due_s, self._ledger.later.values()), default=math.inf)
 
     def _due_s(self, record: RequestRecord) -> float:
         """Return the instant at which the present stage is not worth waiting for any more."""

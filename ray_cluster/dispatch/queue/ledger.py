@@ -57,6 +57,7 @@ class Ledger:
         stats: what predictions rest on.
         counters: for metrics.
         demand: for the controller.
+        later: requests whose present stage is not the first one, by id.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class Ledger:
         self._ageing = Due(self._ages_at_s, self.get)
         self._num_fences = 0
         self._records: dict[str, RequestRecord] = {}
+        self.later: dict[str, RequestRecord] = {}
         self._attached: dict[str, dict[str, RequestRecord]] = {}
         self._ended: list[Outcome] = []
         # neither waiting nor leased, with the end of a stage that has made no image
@@ -134,7 +136,7 @@ class Ledger:
             record.counted = self.demand.note_accepted(request, view, whose, now_s)
             log_image("image_accepted", record)
 
-    def restore(self, restored: Restored, now_s: float) -> RequestRecord:
+    def restore(self, restored: Restored, now_s: float) -> None:
         """Queue a durable request that an earlier dispatcher accepted."""
         request, stages, arrival_s = restored.request, restored.stages, now_s - restored.age_s
         deadline_s = arrival_s + restored.slo_s
@@ -146,8 +148,9 @@ class Ledger:
         # how much of the time before was work is not known
         record.since_s = now_s
         self.counters.totals["restored"] += 1
+        if stages.index:
+            self.later[request.request_id] = record
         log_image("image_restored", record)
-        return record
 
     def _open(
         self,
@@ -318,6 +321,7 @@ class Ledger:
 
     def enqueue(self, record: RequestRecord, view: RequestView, now_s: float) -> None:
         """Queue a request for its next stage, however many wait: it was accepted already."""
+        self.later[view.request_id] = record
         record.begin_stage(view, now_s)
         self.waiting.put(record)
 
@@ -375,6 +379,7 @@ class Ledger:
         self.counters.totals["requeued"] += 1
 
     def _withdraw(self, record: RequestRecord) -> None:
+        self.later.pop(record.view.request_id, None)
         self.waiting.discard(record)
         self._release(record)
 

@@ -61,7 +61,9 @@ class WaitingRoom:
 
     def put(self, record: RequestRecord) -> None:
         """Let a request wait."""
-        if self._is_held_back(record.request, record.view.steps_done):
+        is_held_back = self._is_held_back(record.request, record.view.steps_done)
+        # what is done to an image needs no add-ons
+        if is_held_back and record.stages.present.rules.takes == "nothing":
             self._hold_back(record)
         else:
             self._enqueue(record)
