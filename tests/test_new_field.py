@@ -41,7 +41,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     ],
     "ray_cluster/replica/delivery.py": [
         (
-            "from ray_cluster.storage.blob_store import BlobStoreError\n",
+            "from ray_cluster.requests import ImageRequest, ImageResult, OutputSpec\n",
             "\n\ndef _darkened(pixels, share):\n"
             "    import numpy as np\n"
             "    across, down = (np.linspace(-1, 1, side) ** 2 for side in pixels.shape[1::-1])\n"
