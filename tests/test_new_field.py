@@ -93,7 +93,9 @@ def test_a_made_up_field_works_from_the_command_line_to_the_pixels(tmp_path: Pat
     generate("--seed", "5", "-o", "plain.png")
     generate("--seed", "5", "--vignette", "1.0", "-o", "dark.png")
     generate("--like", "dark.png", "-o", "again.png")
-    plain, dark, again = (Image.open(tmp_path / f"{name}.png") for name in ("plain", "dark", "again"))
+    plain, dark, again = (
+        Image.open(tmp_path / f"{name}.png") for name in ("plain", "dark", "again")
+    )
     assert dark.info["ray_cluster:vignette"] == "1.0"
     assert again.tobytes() == dark.tobytes()
     middle = (plain.width // 2, plain.height // 2)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ray_cluster.config.settings import ControlNetSettings
+from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.dispatch.records import RequestRecord, Restored
 from ray_cluster.protocol.outcomes import Completed, Deferred
 from ray_cluster.requests import (
@@ -261,7 +261,7 @@ def test_the_light_image_answers_for_a_heavy_one_that_fails(how: str) -> None:
 
 def test_a_stage_waits_for_its_own_add_ons_alone_and_the_light_image_answers_without() -> None:
     core = make_core()
-    edges = ControlNetSettings(name="edges", bases=("light", "heavy"), is_service=True)
+    edges = ControlNetConfig(name="edges", model="m", bases=("light", "heavy"))
     core.controls.apply([edges])
     core.register(replace(scorer("c"), kind="control", served_as="edges"), 0.0)
     uses = (ControlNetUse("edges", BlobRef("ab", 1)),)
