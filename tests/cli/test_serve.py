@@ -140,7 +140,7 @@ def test_an_address_of_another_machine_is_refused(cli: Cli, tiny_config: Path) -
         ("pools: []", "pools: must be a list of at least 1"),
         (
             "pools: [{name: a, model: b, replica: 2}]",
-            "pools.0.replica: there is no such key; did you mean 'replicas'? allowed: name, device,",
+            "pools.0.replica: there is no such key; did you mean 'replicas'? allowed: name,",
         ),
         ("{http: {prot: 1}, pools: [{name: a, model: b}]}", "http.prot: there is no such key; did"),
         (
