@@ -14,6 +14,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
+DARKENED = """
+
+def _darkened(pixels, share):
+    import numpy as np
+    across, down = (np.linspace(-1, 1, side) ** 2 for side in pixels.shape[1::-1])
+    kept = 1 - share * (down[:, None] + across) / 2
+    return (pixels * kept[..., None]).astype(np.uint8)
+"""
 # file -> what stands there, and what comes behind it
 CHANGES: dict[str, list[tuple[str, str]]] = {
     "ray_cluster/requests/image.py": [
@@ -42,11 +50,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     "ray_cluster/replica/delivery.py": [
         (
             "from ray_cluster.requests import ImageRequest, ImageResult, OutputSpec\n",
-            "\n\ndef _darkened(pixels, share):\n"
-            "    import numpy as np\n"
-            "    across, down = (np.linspace(-1, 1, side) ** 2 for side in pixels.shape[1::-1])\n"
-            "    kept = 1 - share * (down[:, None] + across) / 2\n"
-            "    return (pixels * kept[..., None]).astype(np.uint8)\n",
+            DARKENED,
         ),
         (
             "        request = event.request\n",
