@@ -26,7 +26,7 @@ from ray_cluster.process.sessions import OwnSessions
 _POLL_S = 0.2
 _DELETE_S = 40.0
 
-_SERVING = tuple(KINDS[kind].deployment for kind in ("denoise", "score"))
+_WORKERS = tuple(one.deployment for one in KINDS.values() if not one.is_light)
 
 # what a process has started, and so stops: the applications alone, or more
 Owned = Literal["applications", "serve", "ray"]
@@ -54,8 +54,8 @@ class ApplicationState:
 
     @property
     def has_replica(self) -> bool:
-        """Whether a replica of a model or a discriminator runs."""
-        return any(self.num_running.get(one, 0) > 0 for one in _SERVING)
+        """Whether a replica of a worker runs."""
+        return any(self.num_running.get(one, 0) > 0 for one in _WORKERS)
 
     @property
     def is_ready(self) -> bool:
@@ -113,7 +113,7 @@ def deploy(config: ClusterConfig, arguments: FrontArguments) -> None:
 
 
 def add_pools(config: ClusterConfig, names: Collection[str]) -> None:
-    """Deploy pools and discriminators that do not run yet, and leave all others alone."""
+    """Deploy workers that do not run yet, and leave all others alone."""
     _run(config, {name: build_worker(config, name) for name in names})
 
 

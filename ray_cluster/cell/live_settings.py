@@ -62,7 +62,7 @@ class SettingsReport:
         path: of the watched file; None if none is watched.
         problem: what is wrong with the file as it is, if anything.
         front: what dispatcher and gateways were started with, without API keys.
-        workers: what the pools, discriminators and ControlNets of live replicas were started with.
+        workers: what the live replicas of each worker were started with.
         version_by_gateway: version of each live gateway.
         num_images_by_model: images that wait or are being made.
     """

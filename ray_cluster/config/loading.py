@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -82,6 +82,15 @@ class Document(Section):
                 return one
         title = next(row.title for row in KINDS.values() if section_of(row) is kind)
         raise ConfigError(f"no {title} {name!r}; there are {[one.name for one in alike]}")
+
+    def without(self, names: Collection[str]) -> Self:
+        """Return it without some workers; what needs them is not checked."""
+        left = {
+            row.section: tuple(one for one in listed if one.name not in names)
+            for row in KINDS.values()
+            if isinstance(listed := getattr(self, row.section), tuple)
+        }
+        return self.model_copy(update=left)
 
     def kind_of(self, name: str) -> WorkerKind:
         """Return the kind of the worker of that name.

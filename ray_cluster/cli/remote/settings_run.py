@@ -102,7 +102,7 @@ class Changes:
 
     Attributes:
         refused: what only a redeploy could change.
-        added: pools, discriminators and ControlNets without an application.
+        added: workers without an application.
         removed: those whose applications go.
         ended_models: those that no pool makes any more.
     """

@@ -114,11 +114,7 @@ class RayService:
         self._is_deployed = True
         served = self._served
         front = front_arguments(self.config) if served is None else served.front(self.config)
-        left = {
-            key: tuple(one for one in getattr(self.config, key) if one.name not in self.left_out)
-            for key in ("pools", "discriminators", "controlnets")
-        }
-        deploy(self.config.model_copy(update=left), front)
+        deploy(self.config.without(self.left_out), front)
 
     def refresh(self) -> None:
         """Read the file again for pools that were added or removed; a refused file is ignored.

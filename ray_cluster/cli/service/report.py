@@ -117,6 +117,7 @@ def _what(
         front = {
             "Gateway": f"HTTP on {config.http.host}:{config.http.port}",
             "Dispatcher": f"queue of at most {config.limits.max_queued_images} images",
+            "Upscaler": "enlarges finished images, for calls with `upscale`",
             "LoraStore": f"files of LoRAs in {config.loras.folder}",
             "Controller": f"plans replicas every {config.control.period_s:g} s",
         }
