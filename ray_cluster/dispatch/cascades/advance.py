@@ -163,12 +163,29 @@ class Cascades:
         deferred, self._deferred = self._deferred, []
         return deferred
 
-    def least_left_s(self, request: ImageRequest, specs: Specs, index: int, now_s: float) -> float:
-        """Return the seconds of what follows on a stage in any case, as far as known."""
+    def least_left_s(
+        self,
+        request: ImageRequest,
+        specs: Specs,
+        index: int,
+        now_s: float,
+        *,
+        is_idle: bool = False,
+    ) -> float:
+        """Return the seconds of what follows on a stage in any case, as far as known.
+
+        Args:
+            is_idle: of a service with nothing else to do.
+        """
         left_s = 0.0
         for spec in least_left(specs, index):
             view = view_in(request, spec, arrival_s=now_s, deadline_s=math.inf)
-            if self._queue.pool(spec.lane) is not None:
+            pool = self._queue.best_pool(spec.lane) if is_idle else self._queue.pool(spec.lane)
+            if pool is None:
+                continue
+            if is_idle:
+                left_s += alone_s(pool.slowest_cost, view)
+            else:
                 left_s += predict_s([view], self._queue, now_s)
         return left_s
 
