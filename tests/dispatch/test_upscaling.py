@@ -91,6 +91,9 @@ def test_work_before_the_upscaler_is_no_reason_to_refuse_for_ever() -> None:
 def test_without_an_upscaler_a_call_is_refused_and_others_are_not() -> None:
     # one that is configured may never have come
     core = make_core(model())
+    assert core.snapshot(0.0).warnings == (
+        "no replica of the upscaler big lives; 0 images wait for one",
+    )
     assert core.offer([request()], 0.0).reason == "upscaler_not_ready"
     assert core.offer([request("b", 1)], 0.0).accepted
     # one that died may come back soon

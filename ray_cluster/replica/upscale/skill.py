@@ -113,5 +113,7 @@ class UpscaleSkill(Skill):
                 png, request.upscale.factor, request.output, request.recipe(), fair_client(request)
             )
             return await asyncio.wrap_future(coding)
+        except RequestFailed as error:
+            raise RequestFailed(error.message, "upscale") from error
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "upscale") from error
