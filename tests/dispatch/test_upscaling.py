@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -76,6 +77,15 @@ def test_of_what_is_accepted_under_load_all_is_in_time(load: float, image_s: flo
         one for one in outcomes.values() if not (isinstance(one, Completed) and one.deadline_met)
     ]
     assert not late
+
+
+def test_images_of_one_call_wait_for_each_other_at_the_upscaler() -> None:
+    together = replace(model(), max_in_flight=4, max_batch=4)
+    core = make_core(together, upscaler(image_s=UPSCALE_S))
+    call = [strict(2.5, request_id=f"{number}") for number in range(4)]
+    # made in a second, and enlarged in two
+    assert core.offer(call, 0.0).reason == "too_late"
+    assert core.offer(call[:1], 0.0).accepted
 
 
 def test_work_before_the_upscaler_is_no_reason_to_refuse_for_ever() -> None:

@@ -62,7 +62,7 @@ class Admission:
         self._ledger.age(now_s)
         if not requests:
             return Offer(accepted=True)
-        later_s = self._later_s(requests[0], now_s)
+        later_s = self._later_s(requests, now_s)
         views = [self._view(one, now_s, later_s) for one in requests]
         offer = self._of_all_stages(
             self._answer(requests, views, client, now_s), requests, later_s, now_s
@@ -123,10 +123,12 @@ class Admission:
                 return refused
         return None
 
-    def _later_s(self, request: ImageRequest, now_s: float, *, is_idle: bool = False) -> float:
+    def _later_s(
+        self, requests: Sequence[ImageRequest], now_s: float, *, is_idle: bool = False
+    ) -> float:
         """Return the seconds of what follows on the first stage in any case."""
-        specs = stages_of(request).specs
-        return self._cascades.least_left_s(request, specs, 0, now_s, is_idle=is_idle)
+        specs = stages_of(requests[0]).specs
+        return self._cascades.least_left_s(requests, specs, 0, now_s, is_idle=is_idle)
 
     def _of_all_stages(
         self, offer: Offer, requests: Sequence[ImageRequest], later_s: float, now_s: float
@@ -134,7 +136,7 @@ class Admission:
         """Return what the policy answers about the first stage as an answer about all of them."""
         if offer.reason != "too_late" or math.isfinite(offer.retry_after_s):
             return offer
-        idle_s = self._later_s(requests[0], now_s, is_idle=True)
+        idle_s = self._later_s(requests, now_s, is_idle=True)
         needs_s = offer.predicted_s + idle_s
         if needs_s <= min(self._slo_s(one) for one in requests):
             # what waits for a later stage is in the way, and will not be for ever
