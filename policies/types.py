@@ -12,6 +12,7 @@ RefusalReason = Literal[
     "held_back_full",
     "never_fits",
     "model_not_ready",
+    "upscaler_not_ready",
     "unknown_model",
     "duplicate_id",
     "closing",
@@ -239,12 +240,13 @@ class Offer:
         reason: why not, when not accepted: ``queue_full`` now for this client, ``held_back_full``
             likewise where requests wait for their add-ons, ``never_fits`` because the group is
             larger than the whole queue may be, ``model_not_ready`` because no replica of a
-            configured model has registered yet, or none has lived for too long, ``unknown_model``
-            because it is not configured, ``duplicate_id`` because a request of that id is still in
-            the system, ``closing`` because the service is about to stop, ``too_many_jobs`` because
-            the client has as many open jobs as it may, ``client_limit`` because it has as many
-            attached images as it may, ``too_late`` because one of the group, or one that waits,
-            would miss its deadline.
+            configured model has registered yet, or none has lived for too long,
+            ``upscaler_not_ready`` likewise of what enlarges its image, ``unknown_model`` because it
+            is not configured, ``duplicate_id`` because a request of that id is still in the system,
+            ``closing`` because the service is about to stop, ``too_many_jobs`` because the client
+            has as many open jobs as it may, ``client_limit`` because it has as many attached images
+            as it may, ``too_late`` because one of the group, or one that waits, would miss its
+            deadline.
         num_steps: of each of the group, if some are made with fewer steps than they ask for; else
             empty.
         limit: the bound that the client has met, with ``client_limit``; images that it may have

@@ -154,6 +154,16 @@ def model_not_ready(
     )
 
 
+def upscaler_not_ready(name: str) -> ApiError:
+    """Return the 503 for an upscaler of which no replica is up."""
+    return unavailable(
+        f"The upscaler {name!r}, which 'upscale' needs, is still loading or has no live replica; "
+        "try again, or leave out 'upscale' for the image as the model makes it.",
+        "upscaler_not_ready",
+        param="upscale",
+    )
+
+
 def not_deployed(models: Collection[str]) -> str:
     """Say that models are in the settings, and that nobody has deployed them."""
     verb = "is" if len(models) == 1 else "are"

@@ -157,7 +157,7 @@ class DispatchCore:
     def remember(self, registrations: Iterable[Registration], now_s: float) -> None:
         """Restore configured models from an earlier dispatcher's workers, until these register."""
         for registration in registrations:
-            if registration.model in self.queue.configured:
+            if registration.lane in self.queue.configured:
                 self.replicas.remember(ReplicaRecord(registration, registration.step_cost, now_s))
                 self.loras.note_base(registration.model)
 

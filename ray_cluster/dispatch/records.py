@@ -172,15 +172,16 @@ class RequestRecord:
     @property
     def has_candidate(self) -> bool:
         """Whether the result store has an image of it under a candidate's name."""
-        return bool(self.candidates)
+        return bool(self.stages.made and self.candidates)
 
     @property
     def candidates(self) -> tuple[str, ...]:
         """The names there that its images may have."""
         stages, request_id = self.stages, self.request.request_id
-        if not self.request.leaves_files:
+        # a lost worker may have stored one before it could say so
+        if not self.request.leaves_files or not (stages.made or self.num_leases):
             return ()
-        early = enumerate(stages.specs[:-1]) if stages.made else ()
+        early = enumerate(stages.specs[:-1])
         return tuple(
             candidate_name(request_id, index) for index, spec in early if not spec.rules.decides
         )

@@ -83,6 +83,11 @@ class StageSpec:
         return KINDS[self.kind]
 
     @property
+    def is_vital(self) -> bool:
+        """Whether there is no image if nobody does it, whatever was made before."""
+        return not self.rules.decides and not self.rules.falls_back
+
+    @property
     def lane(self) -> str:
         """Name of the queue that its workers lease from."""
         return lane_of(self.kind, self.model)

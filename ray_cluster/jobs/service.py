@@ -102,7 +102,15 @@ class JobService:
             dispatch, results, self._keeper_of, self._end_if_done, wall_clock
         )
         self.on_restored: Callable[[], None] = lambda: None
-        self._sweeper = JobSweeper(self._threads, store, results, config, self._open, wall_clock)
+        self._sweeper = JobSweeper(
+            self._threads,
+            store,
+            results,
+            config,
+            spared=self._open,
+            open_requests=self._open_requests,
+            wall_clock=wall_clock,
+        )
         self._input_sweeper = InputSweeper(
             inputs,
             self._open_requests,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Container, Iterable
+from collections.abc import Awaitable, Callable, Container, Iterable, Iterator
 from functools import partial
 
 from ray_cluster.config.sections.cell_wide import StorageConfig
@@ -28,6 +28,8 @@ _SWEEP_REST = 50.0
 _PURGE_AT_ONCE = 500
 # requests whose inputs are looked up before others have their turn
 _NAMED_AT_ONCE = 500
+# of an image of an earlier stage whose request nobody has: its dispatcher died
+_LEFT_S = 600.0
 
 
 class Sweeper(ABC):
@@ -67,6 +69,7 @@ class JobSweeper(Sweeper):
 
     Args:
         spared: jobs that are whole in memory, however their rows are.
+        open_requests: returns every request of the cell that has not ended.
         wall_clock: Unix time in seconds; ages are measured by it.
     """
 
@@ -76,7 +79,9 @@ class JobSweeper(Sweeper):
         store: SqlJobStore,
         results: BlobStore,
         config: StorageConfig,
+        *,
         spared: Container[str],
+        open_requests: Callable[[], Iterable[ImageRequest]],
         wall_clock: Callable[[], float],
     ) -> None:
         super().__init__("old jobs and results")
@@ -85,6 +90,7 @@ class JobSweeper(Sweeper):
         self._results = results
         self._wall_clock = wall_clock
         self._spared = spared
+        self._open_requests = open_requests
         self.config = config
 
     async def sweep(self) -> None:
@@ -100,6 +106,29 @@ class JobSweeper(Sweeper):
         max_bytes = None if most is None else most << 20
         sweep = partial(self._results.sweep, before_s=before_s, max_bytes=max_bytes)
         await asyncio.to_thread(sweep)
+        await self._sweep_candidates()
+
+    async def _sweep_candidates(self) -> None:
+        """Delete images of earlier stages whose requests no dispatcher has any more."""
+        before_s = self._wall_clock() - _LEFT_S
+        old = await asyncio.to_thread(lambda: list(self._candidates(before_s)))
+        if not old or self._store.newer:
+            # jobs of a later release may go on with theirs
+            return
+        # no image that is asked for later has an old candidate
+        kept: set[str] = set()
+        async for one in in_parts(list(self._open_requests()), _NAMED_AT_ONCE):
+            kept.add(one.request_id)
+        await asyncio.to_thread(
+            self._results.delete, [name for name, owner in old if owner not in kept]
+        )
+
+    def _candidates(self, before_s: float) -> Iterator[tuple[str, str]]:
+        """Yield the names of old ones, each with the id of its request."""
+        for blob in self._results.entries():
+            request_id, mark, _stage = blob.name.partition(candidate_name(""))
+            if mark and blob.changed_s < before_s:
+                yield blob.name, request_id
 
     async def delete_images(self, jobs: Iterable[Job]) -> None:
         """Delete what there is of these jobs' images, as far as the result store can be reached."""
@@ -125,6 +154,7 @@ class JobSweeper(Sweeper):
     async def delete_late_images(self, job: Job) -> None:
         """Delete what a replica was about to write when it heard that nobody wants it."""
         await asyncio.sleep(LATE_WRITE_S)
+        await self.delete_candidates(job)
         await self.delete_images([job])
 
 

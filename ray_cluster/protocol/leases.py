@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from ray_cluster.config.kinds import WorkerKind
+from ray_cluster.config.kinds import KINDS, WorkerKind
 from ray_cluster.config.loading import Document
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
@@ -71,6 +71,15 @@ class Lease:
 def lane_of(kind: WorkerKind, name: str) -> str:
     """Return the name of the queue of those that serve something: no two kinds share one."""
     return name if kind == "denoise" else f"{kind}:{name}"
+
+
+def lane_words(lane: str) -> str:
+    """Return what the workers of a queue are, or serve, for people."""
+    for kind, about in KINDS.items():
+        prefix = lane_of(kind, "")
+        if prefix and lane.startswith(prefix):
+            return f"the {about.title} {lane.removeprefix(prefix)}"
+    return f"the model {lane}"
 
 
 def lanes_of(document: Document) -> frozenset[str]:

@@ -218,6 +218,15 @@ def test_without_a_discriminator_the_settings_say_whose_image_it_is(when_unscore
     )
 
 
+def test_a_discriminator_that_is_lost_for_long_is_no_reason_to_refuse() -> None:
+    core = make_core()
+    core.unregister("s0", 1.0)
+    assert core.offer([routed()], 1000.0).accepted
+    answer = only(core.report("l", [made(lease(core, "l", 1000.0))], 1001.0)[0]).cascade
+    assert answer is not None
+    assert (answer.stage, answer.reason) == ("light", "scorer_away")
+
+
 def test_a_discriminator_that_dies_or_fails_costs_only_the_confidence() -> None:
     core = make_core()
     up_to_score(core, routed("a"))

@@ -22,6 +22,7 @@ VICTIMS = {
     "light": "ray::ServeReplica:shapes-sd-light:BaseModel",
     "discriminator": "ray::ServeReplica:shapes-judge:Discriminator",
     "ControlNet": "ray::ServeReplica:edges:ControlNet",
+    "upscaler": "ray::ServeReplica:big:Upscaler",
     "controller": "ray::ServeReplica:controller:Controller",
 }
 
@@ -91,10 +92,14 @@ def images_of(service: Reached, job_ids: Iterable[str]) -> dict[int, bytes]:
     return images_in(service, ends_of(service, job_ids))
 
 
-def wait_until_whole(service: Service) -> None:
-    """Wait for what was killed: the next round shall have it to kill again."""
+def wait_until_whole(service: Service, **others: int) -> None:
+    """Wait for what was killed: the next round shall have it to kill again.
+
+    Args:
+        others: victims that not every service has, and how many of each.
+    """
     deadline_s = time.monotonic() + PATIENCE_S
-    wanted = {"gateway": 2, "dispatcher": 1, "replica": 2, "light": 1, "discriminator": 1}
+    wanted = {"gateway": 2, "dispatcher": 1, "replica": 2, "light": 1, "discriminator": 1} | others
     while any(len(service.processes(VICTIMS[name])) < count for name, count in wanted.items()):
         assert time.monotonic() < deadline_s
         time.sleep(0.2)

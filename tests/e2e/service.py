@@ -69,6 +69,9 @@ CONTROLNETS = {
 }
 
 
+UPSCALERS = {"upscalers": [{"name": "big", "replicas": 2, "num_cpus": 0.2}]}
+
+
 def free_ports(count: int) -> list[int]:
     """Return TCP ports that nothing listens on."""
     sockets = [socket.socket() for _ in range(count)]

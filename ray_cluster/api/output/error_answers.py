@@ -23,6 +23,7 @@ from ray_cluster.api.errors import (
     model_not_found,
     model_not_ready,
     unavailable,
+    upscaler_not_ready,
     whole_seconds,
 )
 from ray_cluster.api.input.validation import describe
@@ -161,6 +162,9 @@ def from_refusal(
             return model_not_found(model, known)
         case "model_not_ready":
             return model_not_ready(model, offer.retry_after_s or DEFAULT_RETRY_AFTER_S)
+        case "upscaler_not_ready":
+            use = requests[0].upscale
+            return upscaler_not_ready("" if use is None else use.name)
         case "closing":
             return unavailable(
                 "The service is stopping and accepts no more requests. Try again once it is back.",
@@ -300,6 +304,12 @@ def from_failure(failure: Failure) -> ApiError:
             return _gone("A LoRA could not be fetched", what, "lora_unavailable")
         case "control":
             return _gone("A ControlNet was not there", what, "controlnet_unavailable")
+    if failure.stage == "upscale" and failure.kind == "error":
+        return ApiError(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            f"The image was made and could not be enlarged: {what}.",
+            code="upscaling_error",
+        )
     if failure.kind == "error":
         return ApiError(
             HTTPStatus.INTERNAL_SERVER_ERROR,

@@ -136,6 +136,8 @@ async def _event(
     if isinstance(update, Preview):
         name = f"{kind}.partial_image"
         more: dict[str, Any] = {
+            # of what is not enlarged yet
+            "size": "{}x{}".format(*request.canvas_px),
             "partial_image_index": update.index,
             "step": update.steps_done,
             "num_steps": update.num_steps,

@@ -161,13 +161,31 @@ class Cascades:
         deferred, self._deferred = self._deferred, []
         return deferred
 
-    def least_left_s(self, request: ImageRequest, specs: Specs, index: int, now_s: float) -> float:
-        """Return the seconds of what follows on a stage in any case, as far as known."""
+    def least_left_s(
+        self,
+        requests: Sequence[ImageRequest],
+        specs: Specs,
+        index: int,
+        now_s: float,
+        *,
+        is_idle: bool = False,
+    ) -> float:
+        """Return the seconds of what follows on a stage in any case, as far as known.
+
+        Args:
+            requests: images of one call, whose present stages end together.
+            is_idle: of one of them, on a service with nothing else to do.
+        """
         left_s = 0.0
         for spec in least_left(specs, index):
-            view = view_in(request, spec, arrival_s=now_s, deadline_s=math.inf)
-            if self._queue.pool(spec.lane) is not None:
-                left_s += predict_s([view], self._queue, now_s)
+            views = [view_in(one, spec, arrival_s=now_s, deadline_s=math.inf) for one in requests]
+            pool = self._queue.best_pool(spec.lane) if is_idle else self._queue.pool(spec.lane)
+            if pool is None:
+                continue
+            if is_idle:
+                left_s += alone_s(pool.slowest_cost, views[0])
+            else:
+                left_s += predict_s(views, self._queue, now_s)
         return left_s
 
     def advance(self, now_s: float) -> None:
@@ -205,7 +223,7 @@ class Cascades:
     def _view_of(self, record: RequestRecord, index: int, now_s: float) -> RequestView:
         """Return what policies know of a request in a stage, which leaves time for later ones."""
         request, specs, arrival_s = record.request, record.stages.specs, record.view.arrival_s
-        deadline_s = record.deadline_s - self.least_left_s(request, specs, index, now_s)
+        deadline_s = record.deadline_s - self.least_left_s([request], specs, index, now_s)
         return view_in(request, specs[index], arrival_s=arrival_s, deadline_s=deadline_s)
 
     def _decide(self, record: RequestRecord, end: StageEnd, now_s: float) -> None:

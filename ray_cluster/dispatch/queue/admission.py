@@ -62,8 +62,11 @@ class Admission:
         self._ledger.age(now_s)
         if not requests:
             return Offer(accepted=True)
-        views = self._views(requests, now_s)
-        offer = self._answer(requests, views, client, now_s)
+        later_s = self._later_s(requests, now_s)
+        views = [self._view(one, now_s, later_s) for one in requests]
+        offer = self._of_all_stages(
+            self._answer(requests, views, client, now_s), requests, later_s, now_s
+        )
         if offer.accepted:
             self._ledger.accept(
                 requests, views, offer, client=client, slo_s=self._default_slo_s, now_s=now_s
@@ -92,10 +95,11 @@ class Admission:
         if len(set(ids)) < len(ids) or any(request_id in self._ledger for request_id in ids):
             return Offer(accepted=False, reason="duplicate_id")
         specs = stages_of(requests[0]).specs
-        if any(spec.lane in self.removed for spec in specs):
+        vital = [spec.lane for spec in specs[1:] if spec.is_vital]
+        if any(spec.lane in self.removed for spec in specs if spec.lane not in vital):
             return Offer(accepted=False, reason="unknown_model")
-        if any(spec.lane in self._queue.lost for spec in specs[1:] if not spec.rules.falls_back):
-            return Offer(accepted=False, reason="model_not_ready")
+        if any(lane in self.removed or self._queue.pool(lane) is None for lane in vital):
+            return Offer(accepted=False, reason="upscaler_not_ready")
         own = self._attached.view_of(client, self._most_attached)
         whose = _client_of(requests[0], client)
         if (refused := self._refuse_later(requests, whose, now_s)) is not None:
@@ -119,17 +123,32 @@ class Admission:
                 return refused
         return None
 
-    def _views(self, requests: Sequence[ImageRequest], now_s: float) -> list[RequestView]:
-        # promised is the first image, and what follows on it in any case
-        first = stages_of(requests[0])
-        later_s = 0.0
-        if not first.is_last:
-            later_s = self._cascades.least_left_s(requests[0], first.specs, 0, now_s)
-        return [self._view(one, now_s, later_s) for one in requests]
+    def _later_s(
+        self, requests: Sequence[ImageRequest], now_s: float, *, is_idle: bool = False
+    ) -> float:
+        """Return the seconds of what follows on the first stage in any case."""
+        specs = stages_of(requests[0]).specs
+        return self._cascades.least_left_s(requests, specs, 0, now_s, is_idle=is_idle)
+
+    def _of_all_stages(
+        self, offer: Offer, requests: Sequence[ImageRequest], later_s: float, now_s: float
+    ) -> Offer:
+        """Return what the policy answers about the first stage as an answer about all of them."""
+        if offer.reason != "too_late" or math.isfinite(offer.retry_after_s):
+            return offer
+        idle_s = self._later_s(requests, now_s, is_idle=True)
+        needs_s = offer.predicted_s + idle_s
+        if needs_s <= min(self._slo_s(one) for one in requests):
+            # what waits for a later stage is in the way, and will not be for ever
+            return replace(offer, predicted_s=0.0, retry_after_s=max(0.0, later_s - idle_s))
+        return replace(offer, predicted_s=needs_s)
+
+    def _slo_s(self, request: ImageRequest) -> float:
+        return self._default_slo_s if request.slo_s is None else request.slo_s
 
     def _view(self, request: ImageRequest, now_s: float, later_s: float) -> RequestView:
-        slo_s = self._default_slo_s if request.slo_s is None else request.slo_s
-        slo_s -= self._ledger.waiting.wait_s([request], now_s) + later_s
+        # promised is the first image, and what follows on it in any case
+        slo_s = self._slo_s(request) - self._ledger.waiting.wait_s([request], now_s) - later_s
         first = stages_of(request).present
         return view_in(request, first, arrival_s=now_s, deadline_s=now_s + slo_s)
 

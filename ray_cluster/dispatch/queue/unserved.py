@@ -11,6 +11,7 @@ from ray_cluster.dispatch.queue.due import AT_ONCE
 from ray_cluster.dispatch.queue.ledger import Ledger
 from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.dispatch.workers.replicas import Replicas
+from ray_cluster.protocol.leases import lane_words
 
 
 class Unserved:
@@ -55,9 +56,9 @@ class Unserved:
         for model in self._admission.removed:
             if not self._replicas.ids(model):
                 for record in self._waiting(model):
-                    yield record, f"the model {model} was removed"
+                    yield record, f"{lane_words(model)} was removed"
         for model in self._queue.lost:
-            message = f"no replica of {model} has lived for {self.lost_s:g} s"
+            message = f"no replica of {lane_words(model)} has lived for {self.lost_s:g} s"
             for record in self._waiting(model):
                 # jobs wait on
                 if record.client_s is not None:

@@ -79,10 +79,11 @@ class Replicas:
 
     def remember(self, replica: ReplicaRecord) -> None:
         """Restore a model of which no replica has registered yet, from an earlier life."""
-        if replica.model not in self._rows:
-            self.gone_s[replica.model] = replica.heard_s
-        if replica.registration.profile is not None and replica.model not in self._profiles:
-            self._note_profile(replica)
+        if replica.model in self._rows:
+            return
+        self.gone_s[replica.model] = replica.heard_s
+        self._note_profile(replica)
+        if replica.model not in self._pools:
             self._pools[replica.model] = _starting(pool_of([replica.view()]), replica)
 
     def _note_profile(self, replica: ReplicaRecord) -> None:

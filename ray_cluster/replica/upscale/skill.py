@@ -6,13 +6,20 @@ Knows the lease protocol, the result store and processes that code images; nothi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.dispatcher import DispatcherLink
-from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
+from ray_cluster.protocol.leases import (
+    Failed,
+    Finished,
+    Lease,
+    Poll,
+    Registration,
+    Returned,
+)
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.results import Results, fair_client
@@ -76,6 +83,13 @@ class UpscaleSkill(Skill):
         if (task := self._tasks.pop(request_id, None)) is not None:
             task.cancel()
 
+    async def release(self, end_tasks: Callable[[], Awaitable[None]]) -> None:
+        """Return what is not enlarged yet: a worker that is to stop counts as no lost one."""
+        await end_tasks()
+        for lease in self.leases:
+            returned = Returned(lease.request.request_id, lease.fence, steps_done=0)
+            self.leases.end(lease.request, returned)
+
     async def end_tasks(self) -> None:
         """Leave what is not done to others."""
         tasks = tuple(self._tasks.values())
@@ -113,5 +127,7 @@ class UpscaleSkill(Skill):
                 png, request.upscale.factor, request.output, request.recipe(), fair_client(request)
             )
             return await asyncio.wrap_future(coding)
+        except RequestFailed as error:
+            raise RequestFailed(error.message, "upscale") from error
         except MODEL_ERRORS as error:
             raise RequestFailed(f"{type(error).__name__}: {error}", "upscale") from error
