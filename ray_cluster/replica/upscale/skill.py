@@ -12,14 +12,7 @@ from dataclasses import replace
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.dispatcher import DispatcherLink
-from ray_cluster.protocol.leases import (
-    Failed,
-    Finished,
-    Lease,
-    Poll,
-    Registration,
-    Returned,
-)
+from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration, Returned
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.results import Results, fair_client
