@@ -2,8 +2,8 @@
 
 One Serve application per worker of the configuration, one for the stores of LoRAs, one for the
 controller, and one called ``front``. A worker is added by adding its application; nothing else is
-touched. Each gets its own arguments and no
-settings, so that settings change without any of them being deployed again.
+touched. Each gets its own arguments and no settings, so that settings change without any of them
+being deployed again.
 """
 
 from __future__ import annotations
@@ -52,6 +52,9 @@ _HEALTH_TIMEOUT_S = 30.0
 _UNBOUNDED = 100_000
 _ONE: Mapping[str, Any] = {"num_replicas": 1}
 
+# what deploy files had, each for a kind of worker
+_EARLIER = {"worker", "scorer", "controlnet", "lora_store"}
+
 SectionT = TypeVar("SectionT", bound=Section)
 
 
@@ -72,10 +75,15 @@ def build_app(args: ClusterConfig | Mapping[str, Any] | str | Path) -> Applicati
         match args:
             case {"front": given}:
                 return _front(_validated(FrontArguments, given), None, 1)
-            case {"worker": given}:
+            case {"worker": given} if "kind" in given:
                 return _worker(_validated(WorkerArguments, given), _ONE)
             case {"controller": given}:
                 return _controller(_validated(Document, given))
+        if set(args) & _EARLIER:
+            raise ConfigError(
+                "build_app got arguments of an earlier release: write the file again with "
+                "'ray-cluster config FILE --serve-deploy'"
+            )
     name, source = FRONT, args
     if isinstance(args, Mapping) and "config" in args:
         unknown = set(args) - {"config", "application"}

@@ -28,6 +28,7 @@ from ray_cluster.deployments.dispatcher_handle import DispatcherHandle
 from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT, MODEL_ENVIRONMENT
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.process.load_turns import LoadTurns
 from ray_cluster.process.sigterm import TerminationNotice
 from ray_cluster.replica.host import Host
@@ -53,14 +54,15 @@ class WorkerDeployment:
             link,
             self._coder,
         )
-        settings = await first_settings(link, arguments.name)
-        if row.is_light:
+        if row.has_model:
+            async with _loading(arguments.name):
+                # not before: those of a turn that is minutes away may be others
+                skill = build_skill(arguments, await first_settings(link, arguments.name), host)
+        else:
             # of the processes that it starts
             set_environment(MODEL_ENVIRONMENT)
+            settings = None if row.is_light else await first_settings(link, arguments.name)
             skill = build_skill(arguments, settings, host)
-        else:
-            async with _loading(arguments.name):
-                skill = build_skill(arguments, settings, host)
         self._worker = Worker(skill)
         self._leaving: asyncio.Task[None] | None = None
         self._worker.start()
@@ -101,7 +103,8 @@ async def _loading(application: str) -> AsyncIterator[None]:
     session = Path(context.get_temp_dir()) / context.get_session_name()
     set_environment(ALLOCATOR_ENVIRONMENT)
     async with LoadTurns.of_this_machine(session / "loading").turn(application):
-        yield
+        with uncollected():
+            yield
 
 
 def _exit(_leaving: asyncio.Task[None]) -> None:

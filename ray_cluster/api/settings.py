@@ -7,6 +7,8 @@ import logging
 import secrets
 from dataclasses import replace
 
+from pydantic import ValidationError
+
 from ray_cluster.api.errors import unavailable
 from ray_cluster.config.loading import Document
 from ray_cluster.config.sections.cascades import CascadeConfig
@@ -49,7 +51,8 @@ class CurrentSettings:
 
     def put(self, settings: GatewaySettings) -> None:
         """Replace the settings; calls that were checked before go on unchanged."""
-        self._settings, self._document = settings, parsed(Document, settings.document)
+        document = parsed(Document, settings.document)
+        self._settings, self._document = settings, document
         earlier, self._models = self._models, {}
         for pool in self._document.pools:
             self._models[pool.model_name] = (*self._models.get(pool.model_name, ()), pool)
@@ -200,6 +203,13 @@ class SettingsFeed:
                 logger.debug("settings are asked for again: %s", error)
                 await asyncio.sleep(_RETRY_S)
                 continue
-            if news is not None:
+            if news is None:
+                continue
+            try:
                 self._current.put(news)
-                logger.info("settings %s are applied", news.version)
+            except ValidationError as error:
+                # of a dispatcher of another release; those before stay
+                logger.error("settings %s are not understood: %s", news.version, error)
+                await asyncio.sleep(_HOLD_S)
+                continue
+            logger.info("settings %s are applied", news.version)

@@ -279,8 +279,9 @@ class LiveSettings:
 
     def _workers(self) -> dict[str, WorkerConfig]:
         registered = [one.registration for one in self._core.replicas]
-        return {
+        found = {
             one.pool: started_section(one.kind, one.arguments)
             for one in registered
             if one.arguments
         }
+        return {name: one for name, one in found.items() if one is not None}

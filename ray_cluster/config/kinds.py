@@ -24,7 +24,8 @@ class Kind:
         builder: module whose ``build`` makes the skill of such a worker.
         also_reads: sections that its processes are started with, beside its own and those that all
             read.
-        is_light: whether it has no model: its processes reserve nothing, and one runs on a node.
+        has_model: whether its processes import the model libraries, which they do in turns.
+        is_light: whether its processes reserve nothing, have no settings, and one runs on a node.
     """
 
     section: str
@@ -32,6 +33,7 @@ class Kind:
     deployment: str
     builder: str
     also_reads: tuple[str, ...] = ()
+    has_model: bool = True
     is_light: bool = False
 
 
@@ -42,10 +44,20 @@ KINDS: Mapping[WorkerKind, Kind] = {
     "score": Kind("discriminators", "discriminator", "Discriminator", f"{_REPLICA}.score.builder"),
     "control": Kind("controlnets", "ControlNet", "ControlNet", f"{_REPLICA}.controlnet.builder"),
     "upscale": Kind(
-        "upscalers", "upscaler", "Upscaler", f"{_REPLICA}.upscale.builder", ("storage",)
+        "upscalers",
+        "upscaler",
+        "Upscaler",
+        f"{_REPLICA}.upscale.builder",
+        ("storage",),
+        has_model=False,
     ),
     "lora": Kind(
-        "loras", "store of LoRAs", "LoraStore", f"{_REPLICA}.lora_store.builder", is_light=True
+        "loras",
+        "store of LoRAs",
+        "LoraStore",
+        f"{_REPLICA}.lora_store.builder",
+        has_model=False,
+        is_light=True,
     ),
 }
 """All kinds; those of a list have the names that the configuration gives them."""

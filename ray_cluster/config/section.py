@@ -115,13 +115,15 @@ def without_unknown(
             unknown.append(f"{place}{key}")
             continue
         inner = section_in(kind.model_fields[key].annotation)
-        if inner is None or value is None:
-            known[key] = value
-        elif isinstance(value, Mapping):
+        is_list = isinstance(value, list) and all(isinstance(one, Mapping) for one in value)
+        if inner is not None and isinstance(value, Mapping):
             known[key], more = without_unknown(inner, value, f"{place}{key}.")
             unknown += more
-        else:
+        elif inner is not None and is_list:
             parts = [without_unknown(inner, one, f"{place}{key}.") for one in value]
             known[key] = [one for one, _ in parts]
             unknown += [name for _, names in parts for name in names]
+        else:
+            # what is of another shape is refused when it is validated
+            known[key] = value
     return known, unknown

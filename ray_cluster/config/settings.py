@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from ray_cluster.config.loading import ClusterConfig, Document
 from ray_cluster.config.section import Section, part
-from ray_cluster.config.sections.cascades import CascadeConfig
+from ray_cluster.config.sections.cascades import CascadeConfig, DiscriminatorConfig
 from ray_cluster.config.sections.keys import ApiKey, check_distinct
 from ray_cluster.errors import ConfigError
 
@@ -115,6 +115,6 @@ def _live(section: Section) -> dict[str, Any]:
 
 def _cascade(cascade: CascadeConfig, config: Document) -> CascadeSettings:
     """Return a cascade that says where its curves are."""
-    given = next(one for one in config.discriminators if one.name == cascade.discriminator)
+    given = config.worker(DiscriminatorConfig, cascade.discriminator)
     curves = cascade.curves or given.calibration or given.model
     return CascadeSettings(**{**cascade.model_dump(), "curves": curves})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -158,10 +159,18 @@ def registered(worker: WorkerConfig) -> str:
     return json.dumps(part(worker, "redeploy"))
 
 
-def started_section(kind: WorkerKind, text: str) -> WorkerConfig:
-    """Return a worker's section from what its replicas have registered; see :func:`registered`."""
+@lru_cache(1000)
+def started_section(kind: WorkerKind, text: str) -> WorkerConfig | None:
+    """Return a worker's section from what its replicas have registered; see :func:`registered`.
+
+    None, once logged, for what another release has registered and this one cannot read.
+    """
     section: type[WorkerConfig] = section_of(KINDS[kind])
-    return parsed(section, text)
+    try:
+        return parsed(section, text)
+    except ValidationError as error:
+        logger.warning("a registered %s is not read: %s", KINDS[kind].title, error)
+        return None
 
 
 def parsed(kind: type[SectionT], text: str | bytes) -> SectionT:
@@ -189,7 +198,9 @@ def needs_redeploy(
     ]
     for worker in wanted.workers:
         before = workers.get(worker.name)
-        if before is not None and type(before) is type(worker):
+        if before is not None and type(before) is not type(worker):
+            found.append(f"{wanted.title(worker.name)} (a worker of another kind has this name)")
+        elif before is not None:
             found += [
                 f"{wanted.title(worker.name)} {key} ({old} runs, the file has {new})"
                 for key, old, new in _differences(

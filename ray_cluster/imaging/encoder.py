@@ -41,10 +41,11 @@ def encode_image(pixels: Pixels, spec: OutputSpec, recipe: Mapping[str, str]) ->
         raise ValueError(
             f"pixels must be uint8 [H, W, 3]; given {pixels.dtype} {list(pixels.shape)}"
         )
-    return _save(Image.fromarray(pixels), spec, recipe)
+    return encoded(Image.fromarray(pixels), spec, recipe)
 
 
-def _save(image: Image.Image, spec: OutputSpec, recipe: Mapping[str, str]) -> bytes:
+def encoded(image: Image.Image, spec: OutputSpec, recipe: Mapping[str, str]) -> bytes:
+    """Return an image as :func:`encode_image` writes it."""
     buffer = io.BytesIO()
     quality = 100 if spec.compression is None else spec.compression
     match spec.image_format:

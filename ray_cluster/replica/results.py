@@ -36,6 +36,7 @@ class Results:
     def __init__(self, store: ResultStore | None) -> None:
         self._store = store
         self._under_way: Counter[str] = Counter()
+        self._writes: set[asyncio.Task[None]] = set()
         self._ended: set[str] = set()
 
     def note_end(self, request_id: str) -> None:
@@ -72,7 +73,7 @@ class Results:
             if request.request_id in self._ended:
                 return
             try:
-                await asyncio.to_thread(self._store.put, name, data)
+                await self._write(self._store, name, data)
             except BlobStoreError as error:
                 logger.warning("an image is not stored: %s", error)
                 if wait_s is None:
@@ -81,6 +82,17 @@ class Results:
                 await asyncio.sleep(wait_s)
             else:
                 return
+
+    async def _write(self, store: ResultStore, name: str, data: bytes) -> None:
+        write = asyncio.create_task(asyncio.to_thread(store.put, name, data))
+        self._writes.add(write)
+        write.add_done_callback(self._writes.discard)
+        # a thread cannot be told to stop: whoever is cancelled leaves it to `settle`
+        await asyncio.shield(write)
+
+    async def settle(self) -> None:
+        """Wait for what is being written just now."""
+        await asyncio.gather(*self._writes, return_exceptions=True)
 
     async def get(self, request: ImageRequest, name: str) -> bytes:
         """Return an image that another worker has stored.

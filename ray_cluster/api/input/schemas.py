@@ -30,7 +30,7 @@ Quality = Literal["auto", "standard", "hd", "low", "medium", "high", "xhigh", "m
 # registered names are shorter; in a process of its own, `generate` names files by their paths
 _MAX_LORA_CHARS = 512
 _MAX_SOURCE_CHARS = 1000
-_MAX_CONTROLNET_CHARS = 64
+_MAX_CONTROLNET_CHARS = 128
 _SIZE = r"^(auto|[1-9][0-9]{0,5}x[1-9][0-9]{0,5})$"
 
 

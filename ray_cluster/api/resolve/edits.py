@@ -71,7 +71,7 @@ def resolve_edit(
     work = "{}x{}".format(*geometry.work_px)
     wanted = fields.model_copy(update={"size": work})
     bases = resolve(wanted, own, limits, is_stored=is_stored)
-    _check_format(bases[0].output.image_format, geometry.canvas_px)
+    check_format(bases[0].output.image_format, geometry.canvas_px)
     is_whole = images.mask_facts is not None and images.mask_facts.ratio == 1
     if is_whole and strength == 1 and geometry.is_plain and profile.edits == "any":
         return bases
@@ -124,7 +124,7 @@ def _check_fields(fields: ImageEditRequest, images: CheckedImages) -> None:
     check_unmeasured(fields, "for images from text alone", "an edit")
 
 
-def _check_format(image_format: ImageFormat, canvas_px: SizePx) -> None:
+def check_format(image_format: ImageFormat, canvas_px: SizePx) -> None:
     """Refuse a format that cannot hold the image: what is cropped may be of any size."""
     longest = _LONGEST_PX.get(image_format)
     if longest is not None and max(canvas_px) > longest:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ray_cluster.api.advice import wrong
+from ray_cluster.api.resolve.edits import check_format
 from ray_cluster.config.sections.upscalers import UpscalerConfig
 from ray_cluster.requests import UPSCALE_FACTORS, ImageRequest, UpscaleUse
 
@@ -27,6 +28,7 @@ def with_upscale(
     use, most = UpscaleUse(upscalers[0].name, factor), upscalers[0].max_px
     found = tuple(replace(one, upscale=use) for one in requests)
     for one in found:
+        check_format(one.output.image_format, one.output_px)
         if max(one.output_px) > most:
             size = "{}x{}".format(*one.output_px)
             what = f"would make an image of {size}; the longest side is {most} px at most"

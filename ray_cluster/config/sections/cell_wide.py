@@ -180,10 +180,9 @@ class DispatchConfig(Section):
 
 class StorageConfig(Section):
     """Where jobs and images are stored, and for how long. Relative folders start where ``serve`` is
-    called.
+    called."""
 
-    The URLs may hold passwords, so they are in no repr and no error.
-    """
+    # the URLs may hold passwords, so they are in no repr and no error
 
     jobs: str = Field(
         "sqlite:///.ray-cluster/jobs.db",
@@ -194,7 +193,8 @@ class StorageConfig(Section):
     results: str = Field(
         ".ray-cluster/results",
         repr=False,
-        description="finished images: a folder, or an object store's URL",
+        description="finished images: a folder, or an object store's URL; not shared with another "
+        "service, as what nobody here knows is deleted",
     )
     states: str = Field(
         ".ray-cluster/states",

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from ray_cluster.config.section import CALLS, COUNT, LIVE, Section
 
-APPLICATION_NAME = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+APPLICATION_NAME = r"^[a-z0-9][a-z0-9._-]{0,127}$"
 # applications of the service itself
 RESERVED_NAMES = ("front", "loras", "controller")
 

@@ -9,6 +9,7 @@ from ray_cluster.config.section import part
 from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings import Settings
 from ray_cluster.config.slices import started_section
 from ray_cluster.dispatch.core import DispatchCore
@@ -117,15 +118,22 @@ def _pools(
     for worker in settings.workers:
         name = worker.name
         last = known.get(name)
-        if last is not None and last.arguments:
+        if last is None or not last.arguments:
+            continue
+        started = started_section(last.kind, last.arguments)
+        if started is not None:
             live = [one for one in core.replicas if one.registration.pool == name]
-            yield _pool(settings, last, live, now_s)
+            yield _pool(settings, last, started, live, now_s)
 
 
 def _pool(
-    settings: Settings, last: Registration, live: Iterable[ReplicaRecord], now_s: float
+    settings: Settings,
+    last: Registration,
+    started: WorkerConfig,
+    live: Iterable[ReplicaRecord],
+    now_s: float,
 ) -> ObservedPool:
-    started, found = started_section(last.kind, last.arguments), settings.find(last.pool)
+    found = settings.find(last.pool)
     tuning = found if isinstance(found, PoolConfig) else None
     return ObservedPool(
         pool=last.pool,

@@ -23,7 +23,7 @@ from ray_cluster.imaging.edit_images import (
     image_facts,
     mask_facts,
 )
-from ray_cluster.imaging.encoder import Pixels, encode_image
+from ray_cluster.imaging.encoder import Pixels, encode_image, encoded
 from ray_cluster.imaging.enlarging import enlarged
 from ray_cluster.imaging.processes.allowance import Allowance, of_decoding
 from ray_cluster.imaging.processes.worker_process import Bytes, Message
@@ -125,9 +125,8 @@ def _encode(job: Message) -> Message:
 
 
 def _enlarge(job: Message) -> Message:
-    pixels = enlarged(bytes(job.parts[0]), job.header["factor"])
-    data = encode_image(pixels, OutputSpec(**job.header["spec"]), job.header["recipe"])
-    return Message({}, (data,))
+    image = enlarged(bytes(job.parts[0]), job.header["factor"])
+    return Message({}, (encoded(image, OutputSpec(**job.header["spec"]), job.header["recipe"]),))
 
 
 def _check_image(job: Message) -> Message:

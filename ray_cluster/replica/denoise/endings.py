@@ -63,7 +63,7 @@ class Endings:
             with failing_alone(request, "coding"):
                 name = candidate_name(request.request_id, lease.stage)
                 result = await self._delivery.deliver(event, name if lease.is_candidate else "")
-                if lease.is_candidate:
+                if lease.is_candidate and request.cascade is not None:
                     small = await asyncio.to_thread(small_image, event.pixels)
         except (RequestFailed, InvalidRequest) as error:
             self.fail(lease, error)

@@ -147,12 +147,12 @@ class DenoiseSkill(Skill):
         await asyncio.gather(*beginning, *leaving, return_exceptions=True)
 
     async def stop_writing(self) -> None:
-        """Write no states any more."""
+        """Write no previews and no states any more."""
+        await self._previews.stop()
         await asyncio.to_thread(self._states.stop)
 
     async def close(self) -> None:
-        """End the threads, and the previews that are sent just now."""
-        await self._previews.stop()
+        """End the threads."""
         await asyncio.to_thread(self._runner.stop)
         if self._controls is not None:
             await asyncio.to_thread(self._controls.close)

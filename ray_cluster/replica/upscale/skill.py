@@ -90,6 +90,10 @@ class UpscaleSkill(Skill):
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def stop_writing(self) -> None:
+        """Write no images any more."""
+        await self._results.settle()
+
     async def _work(self, lease: Lease) -> None:
         request, began_s = lease.request, self._clock()
         try:

@@ -318,7 +318,10 @@ def _controlnets_of(workload: Sequence[Arrival], spec: CellSpec) -> list[Control
     """Return the ControlNets that requests name; they are there from the beginning."""
     names = dict.fromkeys(name for arrival in workload for name in arrival.controlnets)
     bases = tuple(pool.model for pool in spec.pools)
-    return [ControlNetConfig(name=name, model=name, bases=bases, mode="local") for name in names]
+    return [
+        ControlNetConfig.model_construct(name=name, model=name, bases=bases, mode="local")
+        for name in names
+    ]
 
 
 def profile_of(model: str) -> ModelProfile:
