@@ -14,7 +14,7 @@ from ray.serve import Application
 from ray.serve.config import HTTPOptions, ProxyLocation
 from ray.serve.schema import ApplicationStatusOverview
 
-from ray_cluster.config.kinds import KINDS, LORAS
+from ray_cluster.config.kinds import LORAS, WORKER_DEPLOYMENTS
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cell_wide import RayConfig
 from ray_cluster.config.slices import FrontArguments
@@ -25,8 +25,6 @@ from ray_cluster.process.sessions import OwnSessions
 
 _POLL_S = 0.2
 _DELETE_S = 40.0
-
-_WORKERS = tuple(one.deployment for one in KINDS.values() if not one.is_light)
 
 # what a process has started, and so stops: the applications alone, or more
 Owned = Literal["applications", "serve", "ray"]
@@ -55,7 +53,7 @@ class ApplicationState:
     @property
     def has_replica(self) -> bool:
         """Whether a replica of a worker runs."""
-        return any(self.num_running.get(one, 0) > 0 for one in _WORKERS)
+        return any(self.num_running.get(one, 0) > 0 for one in WORKER_DEPLOYMENTS)
 
     @property
     def is_ready(self) -> bool:

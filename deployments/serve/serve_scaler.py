@@ -20,12 +20,11 @@ import ray
 from ray.exceptions import RayError
 
 from ray_cluster.compat import dashboard_headers
-from ray_cluster.config.kinds import KINDS
+from ray_cluster.config.kinds import WORKER_DEPLOYMENTS
 from ray_cluster.control.cell_fleet import HUNDRED
 from ray_cluster.errors import RayClusterError
 
 _TIMEOUT_S = 10.0
-_WORKERS = frozenset(one.deployment for one in KINDS.values() if not one.is_light)
 # what Ray calls the devices of pools
 _RESOURCES = {"cpu": "CPU", "cuda": "GPU"}
 _WITHOUT = "control.scaling: policy does without the dashboard"
@@ -36,7 +35,7 @@ class NotScaled(RayClusterError):
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDeployment:
+class Scaled:
     """The deployment of an application of workers.
 
     Attributes:
@@ -50,13 +49,13 @@ class WorkerDeployment:
     details: Mapping[str, Any]
 
 
-def worker_deployments(applications: Mapping[str, Any]) -> list[WorkerDeployment]:
+def worker_deployments(applications: Mapping[str, Any]) -> list[Scaled]:
     """Return those of workers among the applications that Serve describes."""
     return [
-        WorkerDeployment(application, name, int(details["target_num_replicas"]), details)
+        Scaled(application, name, int(details["target_num_replicas"]), details)
         for application, found in applications.items()
         for name, details in found["deployments"].items()
-        if name in _WORKERS
+        if name in WORKER_DEPLOYMENTS
     ]
 
 

@@ -64,3 +64,6 @@ KINDS: Mapping[WorkerKind, Kind] = {
 
 LORAS = "loras"
 """The application of the stores of LoRAs."""
+
+WORKER_DEPLOYMENTS = frozenset(one.deployment for one in KINDS.values() if not one.is_light)
+"""Names of the Serve deployments whose replicas a plan counts."""

@@ -54,7 +54,7 @@ class KindRules:
     falls_back: bool = False
 
 
-KINDS: Mapping[StageKind, KindRules] = {
+RULES: Mapping[StageKind, KindRules] = {
     "denoise": KindRules(takes="nothing", falls_back=True),
     "score": KindRules(takes="small", decides=True),
     "upscale": KindRules(takes="image"),
@@ -80,7 +80,7 @@ class StageSpec:
     @property
     def rules(self) -> KindRules:
         """What is different about its kind."""
-        return KINDS[self.kind]
+        return RULES[self.kind]
 
     @property
     def is_vital(self) -> bool:
@@ -302,8 +302,3 @@ def _check(stages: RequestStages, index: int, *, decides: bool | None) -> None:
     if decides is not None and decides != stages.present.rules.decides:
         wanted = "decide" if decides else "make an image"
         raise ValueError(f"stage {index} must {wanted} for that; it is {stages.present}")
-
-
-def stage_id(request_id: str, stage_index: int) -> str:
-    """Return an id of one stage of a request, for those who queue stages as requests."""
-    return request_id if stage_index == 0 else f"{request_id}.{stage_index}"

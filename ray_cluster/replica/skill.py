@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import Protocol
 
 from ray_cluster.observability.metrics_snapshot import Snapshot
@@ -58,8 +59,10 @@ class Skill:
         """Begin with a dispatcher that knows nothing but the registration."""
 
     def poll(self, poll: Poll) -> Poll:
-        """Return a poll with what is to be said beside what every worker says."""
-        return poll
+        """Return a poll with what is to be said beside what every worker says: of its leases, that
+        nothing of them is done in part."""
+        begun = dict.fromkeys((lease.request.request_id for lease in self.leases), 0)
+        return replace(poll, steps_done_by_id=self.leases.progress(begun))
 
     def on_reply(self, reply: PollReply) -> None:
         """Apply what is no lease's in a reply, also while the worker drains."""

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.stages import KINDS, KindRules, RequestStages, StageSpec, begin
+from ray_cluster.dispatch.stages import RULES, KindRules, RequestStages, StageSpec, begin
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Registration
 from ray_cluster.requests import Failure, OutputSpec
@@ -33,7 +33,7 @@ FRAMER = Registration("f", None, 4, 1, QUICK, kind=KIND, served_as="oak")
 @pytest.fixture(autouse=True)
 def framing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every list of stages has one more."""
-    monkeypatch.setitem(cast(dict[str, KindRules], KINDS), KIND, KindRules("image"))
+    monkeypatch.setitem(cast(dict[str, KindRules], RULES), KIND, KindRules("image"))
 
     def single(model: str, name: Any = None) -> RequestStages:
         return begin((StageSpec("denoise", model, name), FRAME))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.dispatch.stages import (
-    KINDS,
+    RULES,
     FailureKind,
     KindRules,
     RequestStages,
@@ -49,7 +49,7 @@ Event = Callable[[RequestStages, int], RequestStages]
 @pytest.fixture(autouse=True, scope="module")
 def upscaling() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(cast(dict[str, KindRules], KINDS), "upscale", KindRules("image"))
+        patch.setitem(cast(dict[str, KindRules], RULES), "upscale", KindRules("image"))
         yield
 
 

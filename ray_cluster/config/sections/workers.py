@@ -19,7 +19,9 @@ class WorkerConfig(Section):
 
     name: str = Field(
         pattern=APPLICATION_NAME,
-        description="name of the Serve application; `front`, `loras` and `controller` are reserved",
+        description="name of the Serve application, by which calls and other sections name it (a "
+        "pool's model by `served_as`, where that is given); `front`, `loras` and `controller` are "
+        "reserved",
         json_schema_extra=CALLS,
     )
     device: Literal["cpu", "cuda"] = Field(

@@ -9,7 +9,7 @@ from ray_cluster.dispatch.queue.admission_view import AdmissionView
 from ray_cluster.dispatch.queue.ledger import Ledger
 from ray_cluster.dispatch.reports.demand import DemandCounts
 from ray_cluster.dispatch.reports.statistics import OutcomeCounters
-from ray_cluster.dispatch.stages import KINDS
+from ray_cluster.dispatch.stages import RULES
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.types import CascadeEntry, ReplicaView
 from ray_cluster.protocol.leases import lane_of, lane_words
@@ -135,7 +135,7 @@ class ClusterSnapshot:
             oldest_waiting_s=max(ages_s, default=0.0),
             num_waiting_by_model={model: counts[model] for model in sorted(models)},
             # others hold no requests
-            replicas=tuple(one.view() for one in replicas if one.registration.kind in KINDS),
+            replicas=tuple(one.view() for one in replicas if one.registration.kind in RULES),
             counters=ledger.counters.copy(),
             demand=ledger.demand.read(),
             cascades=cascades,

@@ -8,14 +8,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 from ray_cluster.engine.device.device_errors import raise_if_broken
 from ray_cluster.engine.scorers.scorer import Scorer
 from ray_cluster.errors import REQUEST_ERRORS, DeviceBroken, RequestFailed
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
-from ray_cluster.protocol.leases import Failed, Lease, Poll, Registration, Scored
+from ray_cluster.protocol.leases import Failed, Lease, Registration, Scored
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.denoise.metrics import ScorerMetrics
 from ray_cluster.replica.log import ReplicaLog
@@ -73,11 +72,6 @@ class ScoreSkill(Skill):
     async def close(self) -> None:
         """End the thread; what is not scored yet is left to others."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def poll(self, poll: Poll) -> Poll:
-        """Return a poll with the leases; nothing is done in part."""
-        begun = dict.fromkeys((lease.request.request_id for lease in self.leases), 0)
-        return replace(poll, steps_done_by_id=self.leases.progress(begun))
 
     def abort(self, request_id: str, *, is_ended: bool) -> None:  # noqa: ARG002 - it stores nothing
         """Score an image no more, unless its batch has begun."""

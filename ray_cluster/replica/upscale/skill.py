@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
 
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.protocol.dispatcher import DispatcherLink
-from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration, Returned
+from ray_cluster.protocol.leases import Failed, Finished, Lease, Registration, Returned
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.results import Results, fair_client
@@ -49,11 +48,6 @@ class UpscaleSkill(Skill):
     def start(self, _shell: Shell) -> Sequence[asyncio.Task[None]]:
         """Do nothing before the first lease."""
         return ()
-
-    def poll(self, poll: Poll) -> Poll:
-        """Return a poll with the leases; nothing is done in part."""
-        begun = dict.fromkeys((lease.request.request_id for lease in self.leases), 0)
-        return replace(poll, steps_done_by_id=self.leases.progress(begun))
 
     def take(self, lease: Lease) -> None:
         """Begin to enlarge an image."""

@@ -13,7 +13,6 @@ from typing import Protocol
 
 from ray_cluster.config.sections.cell_wide import DispatchConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.stages import stage_id
 from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.baselines.image_batches import InTimeBatches
 from ray_cluster.policies.cascade import HeavyOutlook
@@ -122,7 +121,7 @@ class Serving:
 
     def offer(self, model: str, request: SimulatedRequest, stage_index: int = 0) -> None:
         """Offer a stage of a request to one of the models."""
-        request_id, now_s = stage_id(str(request.number), stage_index), self._events.now_s
+        request_id, now_s = _stage_id(str(request.number), stage_index), self._events.now_s
         image = ImageRequest(
             request_id=request_id,
             model=model,
@@ -268,3 +267,8 @@ def served(spec: PoolSpec, fleet: Fleet) -> ServedPool:
     extra_s = max((one.discriminate_s for one in scored_here), default=0.0)
     options = [BatchOption(one.batch, one.seconds + extra_s) for one in spec.options]
     return ServedPool(spec, extra_s, fit_image_cost(options, _MEGAPIXELS))
+
+
+def _stage_id(request_id: str, stage_index: int) -> str:
+    """Return an id of one stage of a request: each is queued as a request of its own."""
+    return request_id if stage_index == 0 else f"{request_id}.{stage_index}"
