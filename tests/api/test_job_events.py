@@ -16,7 +16,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable
 from tests.api.checks import check_error
 from tests.api.conftest import app_of, http_of
-from tests.jobs.jobs_cell import JobsCell, Replica
+from tests.jobs.jobs_cell import JobsCell, Replica, until
 
 BODY = {"prompt": "a red circle", "seed": 7}
 
@@ -234,7 +234,8 @@ async def test_a_cancelled_job_leaves_no_preview(
     await replica.show(lease, 0)
     assert len(list(cell.results.entries())) == 1
     await gateway.http.delete(f"/v1/jobs/{job_id}")
-    assert list(cell.results.entries()) == []
+    # soon after the answer
+    await until(lambda: list(cell.results.entries()) == [])
 
 
 async def test_streams_of_one_client_are_bounded_and_give_their_places_back(
