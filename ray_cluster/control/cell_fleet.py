@@ -204,11 +204,16 @@ def _callers(pool: ObservedPool, seen: Observation) -> Iterator[Caller]:
 
 
 def _called_with(pool: ObservedPool, seen: Observation) -> TypicalRequest:
-    """Return what one call of a helper computes: one step, of the largest default image."""
+    """Return what one call of a helper computes: one step, of the largest default image.
+
+    An upscaler's step is of the enlarged image, taken to be twice as wide and as high.
+    """
     images = [one.typical for one in seen.pools if one.typical is not None]
     if pool.kind == "score" or not images:
         return _SMALL
     largest = max(images, key=lambda one: one.width_px * one.height_px * (1 + one.uses_guidance))
+    if pool.kind == "upscale":
+        return TypicalRequest(2 * largest.width_px, 2 * largest.height_px, 1, uses_guidance=False)
     return TypicalRequest(largest.width_px, largest.height_px, 1, largest.uses_guidance)
 
 

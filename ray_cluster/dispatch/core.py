@@ -390,7 +390,13 @@ class DispatchCore:
         return {name: profile for name, profile in found if name not in self._admission.removed}
 
     def num_open_by_model(self) -> Counter[str]:
-        return Counter(record.view.model for record in self._ledger)
+        """Return how many requests need a queue: for their present stage, or for a later one
+        without which there is no image."""
+        counts = Counter(record.view.model for record in self._ledger)
+        for record in self._ledger:
+            later = record.stages.specs[record.stages.index + 1 :]
+            counts.update(spec.lane for spec in later if spec.is_vital)
+        return counts
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         return ClusterSnapshot.of(

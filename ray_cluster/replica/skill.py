@@ -51,9 +51,9 @@ class Skill:
         self.leases = HeldLeases(link, registration.replica_id, self.forget)
         self.capacity = Capacity(registration.max_in_flight, registration.max_batch)
 
-    def start(self, shell: Shell) -> Sequence[asyncio.Task[None]]:
+    def start(self, _shell: Shell) -> Sequence[asyncio.Task[None]]:
         """Start its threads; return its own tasks, which run until the worker cancels them."""
-        raise NotImplementedError
+        return ()
 
     def on_registered(self) -> None:
         """Begin with a dispatcher that knows nothing but the registration."""

@@ -167,6 +167,20 @@ def test_a_controlnet_answers_steps() -> None:
     assert state.service("control:edges").num_arrived == 70
 
 
+def test_an_upscaler_answers_images_of_twice_the_side() -> None:
+    cost = StepCost(fixed_s=0.0, per_megapixel_s=1.0)
+    big = pool("big", kind="upscale", typical=None, max_batch=1, step_cost=cost, callers=("m",))
+    given = seen(pool("m"), big, services=(ServiceCount("upscale:big", 9),))
+    planned = fleet_of(given, lambda _: CURVES)
+    (helper,) = planned.helpers
+    megapixels = 4 * TYPICAL.width_px * TYPICAL.height_px / 1e6
+    assert helper.counters == ("upscale:big",)
+    assert helper.rate_per_s == pytest.approx(1 / megapixels)
+    assert [one.pool for one in helper.callers] == ["m"]
+    state = state_of(given, planned, supply={}, targets={})
+    assert state.service("upscale:big").num_arrived == 9
+
+
 def test_replicas_load_until_they_are_as_many_as_serve_is_to_keep() -> None:
     old, young = replica("a"), replica("b", age_s=30.0)
     given = seen(

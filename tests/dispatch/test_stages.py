@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import chain
-from typing import Any, cast, get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -13,9 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.dispatch.stages import (
-    RULES,
     FailureKind,
-    KindRules,
     RequestStages,
     Specs,
     StageSpec,
@@ -41,16 +39,9 @@ UNSCORED_HEAVY = replace(SCORE, index=2, reason="scorer_away")
 OPEN = (ALONE, STRAIGHT, LIGHT, SCORE, HEAVY, UNSCORED_HEAVY)
 
 # an image's last stage, of a kind that there is not
-UPSCALE: Any = StageSpec("upscale", "u")  # type: ignore[arg-type]
+UPSCALE = StageSpec("upscale", "u")
 
 Event = Callable[[RequestStages, int], RequestStages]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def upscaling() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(cast(dict[str, KindRules], RULES), "upscale", KindRules("image"))
-        yield
 
 
 def decided(decision: CascadeDecision, confidence: float | None = None) -> Event:

@@ -202,3 +202,9 @@ def test_a_later_dispatcher_knows_the_upscaler_of_before() -> None:
     reply = core.poll(poll_of("u", 0, {"old": 0}, epoch=2), 102.0)
     assert (reply.adopted, reply.aborts, reply.moved) == ({}, ("old",), ("old",))
     assert core.offer([request("c")], 500.0).accepted
+
+
+def test_an_upscaler_is_needed_by_what_is_still_at_the_model() -> None:
+    core = make_core(model(), upscaler())
+    assert core.offer([request(request_id="a"), request(request_id="b", factor=1)], 0.0).accepted
+    assert core.num_open_by_model() == {"m": 2, LANE: 1}

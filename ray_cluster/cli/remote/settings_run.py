@@ -18,6 +18,7 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cascades import DiscriminatorConfig
 from ray_cluster.config.sections.keys import KEY_PREFIX, ApiKey
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.sections.upscalers import UpscalerConfig
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.config.slices import needs_redeploy, outranked, replicas_key
@@ -30,6 +31,7 @@ from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.builtin import discriminator_folder
 from ray_cluster.models.local import check_models
 from ray_cluster.models.single_files import check_is_folder
+from ray_cluster.protocol.leases import lane_of, lane_words
 
 _POLL_S = 0.3
 _FAILED = {"DEPLOY_FAILED", "UNHEALTHY"}
@@ -121,10 +123,9 @@ def changes_of(
     running = {pool.name: pool.model_name for pool in report.settings.pools}
     started = [one for one in report.workers.values() if isinstance(one, PoolConfig)]
     running |= {one.name: one.model_name for one in started}
-    # of the others no call names the model
-    wanted |= {one.name: "" for one in config.workers if one.name not in wanted}
-    others = (*(one.name for one in report.settings.workers), *report.workers)
-    running |= {name: "" for name in others if name not in running}
+    wanted |= {one.name: _lane(one) for one in config.workers if one.name not in wanted}
+    others = (*report.settings.workers, *report.workers.values())
+    running |= {one.name: _lane(one) for one in others if one.name not in running}
     removed = [name for name in running if name in applications and name not in wanted]
     return Changes(
         refused=tuple(needs_redeploy(report.front, report.workers, config)),
@@ -132,6 +133,11 @@ def changes_of(
         removed=tuple(removed),
         ended_models=frozenset(running[name] for name in removed) - {*wanted.values(), ""},
     )
+
+
+def _lane(worker: WorkerConfig) -> str:
+    """Return the queue of a worker that calls ask for beside a model; empty for all others."""
+    return lane_of("upscale", worker.name) if isinstance(worker, UpscalerConfig) else ""
 
 
 def checked(path: Path) -> None:
@@ -347,12 +353,12 @@ def _and(names: Collection[str]) -> str:
 
 
 def _wait_applied(cell: Cell, version: str, deadline_s: float, show: Show) -> SettingsReport:
-    """Wait until every gateway, and every replica of a pool in the settings, has the version."""
+    """Wait until every gateway, and every replica of a worker in the settings, has the version."""
     while True:
         report = cell.report()
         if report.version != version:
             raise NotApplied(f"version {report.version} took the place of {version} meanwhile")
-        listed = {pool.name for pool in report.settings.pools}
+        listed = {one.name for one in report.settings.workers}
         replicas = {one.replica_id: one.version for one in report.replicas if one.pool in listed}
         gateways = report.version_by_gateway
         behind = [
@@ -368,12 +374,13 @@ def _wait_applied(cell: Cell, version: str, deadline_s: float, show: Show) -> Se
 
 
 def _wait_images(cell: Cell, models: Collection[str], deadline_s: float, show: Show) -> None:
-    """Wait until no image is left of models that no pool makes any more."""
+    """Wait until no image is left of models and upscalers that are not there any more."""
     while True:
         num_open = cell.report().num_images_by_model
         for model in models:
             count = num_open.get(model, 0)
-            show(f"model {model}", f"{count} image(s) left", is_done=count == 0)
+            words = lane_words(model).removeprefix("the ")
+            show(words, f"{count} image(s) left", is_done=count == 0)
         left = [model for model in models if num_open.get(model)]
         if not left:
             return

@@ -6,7 +6,7 @@ Knows the lease protocol, the result store and processes that code images; nothi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
 from ray_cluster.imaging.processes.image_coder import ImageCoder
@@ -15,7 +15,7 @@ from ray_cluster.protocol.leases import Failed, Finished, Lease, Registration, R
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.results import Results, fair_client
-from ray_cluster.replica.skill import Shell, Skill
+from ray_cluster.replica.skill import Skill
 from ray_cluster.replica.unexpected import failing_alone, failure_of
 from ray_cluster.requests import ImageRequest, ImageResult, Timing
 
@@ -44,10 +44,6 @@ class UpscaleSkill(Skill):
         self._clock = clock
         self._log = ReplicaLog(registration.replica_id)
         self._tasks: dict[str, asyncio.Task[None]] = {}
-
-    def start(self, _shell: Shell) -> Sequence[asyncio.Task[None]]:
-        """Do nothing before the first lease."""
-        return ()
 
     def take(self, lease: Lease) -> None:
         """Begin to enlarge an image."""
