@@ -12,7 +12,7 @@ RefusalReason = Literal[
     "held_back_full",
     "never_fits",
     "model_not_ready",
-    "upscaler_not_ready",
+    "stage_not_ready",
     "unknown_model",
     "duplicate_id",
     "closing",
@@ -241,7 +241,7 @@ class Offer:
             likewise where requests wait for their add-ons, ``never_fits`` because the group is
             larger than the whole queue may be, ``model_not_ready`` because no replica of a
             configured model has registered yet, or none has lived for too long,
-            ``upscaler_not_ready`` likewise of what enlarges its image, ``unknown_model`` because it
+            ``stage_not_ready`` likewise of a last stage, ``unknown_model`` because it
             is not configured, ``duplicate_id`` because a request of that id is still in the system,
             ``closing`` because the service is about to stop, ``too_many_jobs`` because the client
             has as many open jobs as it may, ``client_limit`` because it has as many attached images
@@ -254,6 +254,7 @@ class Offer:
         is_simulated: whether the prediction simulated steps; else it is a fluid's.
         exchanges: ids of preempted requests, each with that of the request that gets its slot; see
             :mod:`ray_cluster.policies.admission.preemption`.
+        lane: name of the queue that nobody leases from, with ``stage_not_ready``.
     """
 
     accepted: bool
@@ -264,3 +265,4 @@ class Offer:
     num_steps: tuple[int, ...] = ()
     is_simulated: bool = False
     exchanges: tuple[tuple[str, str], ...] = ()
+    lane: str = ""

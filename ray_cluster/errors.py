@@ -19,7 +19,11 @@ Infeasibility (a full queue, a missed deadline) is never an exception: it is a f
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
+
+LastStage = Literal["upscale"]
+"""What may be done with a finished image: the kind of its workers, and the call's field for it."""
+LAST_STAGES: tuple[LastStage, ...] = get_args(LastStage)
 
 Stage = Literal[
     "queue",
@@ -33,7 +37,7 @@ Stage = Literal[
     "coding",
     "storing",
     "score",
-    "upscale",
+    LastStage,
     "replica",
 ]
 

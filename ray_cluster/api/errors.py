@@ -14,10 +14,9 @@ from typing import Literal
 
 from starlette.responses import Response
 
-from ray_cluster.errors import (
-    InvalidRequest,
-    RayClusterError,
-)
+from ray_cluster.config.kinds import KINDS
+from ray_cluster.errors import InvalidRequest, RayClusterError
+from ray_cluster.protocol.leases import split_lane
 
 # nothing predicts how long a model loads or a dispatcher restarts; shorter than either
 DEFAULT_RETRY_AFTER_S = 5.0
@@ -154,13 +153,15 @@ def model_not_ready(
     )
 
 
-def upscaler_not_ready(name: str) -> ApiError:
-    """Return the 503 for an upscaler of which no replica is up."""
+def stage_not_ready(lane: str) -> ApiError:
+    """Return the 503 for a last stage for which no replica is up."""
+    kind, name = split_lane(lane)
+    title = KINDS[kind].title
     return unavailable(
-        f"The upscaler {name!r}, which 'upscale' needs, is still loading or has no live replica; "
-        "try again, or leave out 'upscale' for the image as the model makes it.",
-        "upscaler_not_ready",
-        param="upscale",
+        f"The {title} {name!r}, which {kind!r} needs, is still loading or has no live replica; "
+        f"try again, or leave out {kind!r} for the image as it is without.",
+        f"{title}_not_ready",
+        param=kind,
     )
 
 

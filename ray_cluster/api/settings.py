@@ -21,7 +21,7 @@ from ray_cluster.config.slices import parsed
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
 from ray_cluster.protocol.settings import GatewaySettings
-from ray_cluster.requests import UPSCALE_FACTORS, ModelProfile, size_of
+from ray_cluster.requests import ModelProfile, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -126,9 +126,9 @@ class CurrentSettings:
         return self._document.controlnets
 
     @property
-    def upscale_factors(self) -> list[int]:
-        """How many times images may be enlarged."""
-        return list(UPSCALE_FACTORS) if self._document.upscalers else [1]
+    def present(self) -> Document:
+        """The settings; an empty document before there are some."""
+        return self._document
 
     @property
     def needed_models(self) -> list[str]:

@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-WorkerKind = Literal["denoise", "score", "control", "lora", "upscale"]
+from ray_cluster.errors import LastStage
+
+WorkerKind = Literal["denoise", "score", "control", "lora", LastStage]
 """What a worker does with leased requests, with calls to its endpoint, or with orders."""
 
 
@@ -25,6 +27,8 @@ class Kind:
         also_reads: sections that its processes are started with, beside its own and those that all
             read.
         has_model: whether its processes import the model libraries, which they do in turns.
+        work: what is done with a finished image, for messages; only of last stages.
+        scale: how many times as wide and high as the model's its image is taken to be, in plans.
         is_light: whether its processes reserve nothing, have no settings, and one runs on a node.
     """
 
@@ -34,6 +38,8 @@ class Kind:
     builder: str
     also_reads: tuple[str, ...] = ()
     has_model: bool = True
+    work: str = ""
+    scale: int = 1
     is_light: bool = False
 
 
@@ -50,6 +56,8 @@ KINDS: Mapping[WorkerKind, Kind] = {
         f"{_REPLICA}.upscale.builder",
         ("storage",),
         has_model=False,
+        work="upscaling",
+        scale=2,
     ),
     "lora": Kind(
         "loras",

@@ -80,7 +80,7 @@ class Document(Section):
         for one in alike:
             if one.name == name:
                 return one
-        title = next(row.title for row in KINDS.values() if section_of(row) is kind)
+        title = KINDS[kind_of_section(kind)].title
         raise ConfigError(f"no {title} {name!r}; there are {[one.name for one in alike]}")
 
     def without(self, names: Collection[str]) -> Self:
@@ -119,6 +119,11 @@ def section_of(kind: Kind) -> type[Any]:
     found = section_in(Document.model_fields[kind.section].annotation)
     assert found is not None, f"{kind.section} is a section"
     return found
+
+
+def kind_of_section(section: type[WorkerConfig]) -> WorkerKind:
+    """Return the kind of workers that a section is of."""
+    return next(kind for kind, row in KINDS.items() if section_of(row) is section)
 
 
 class ClusterConfig(Document):

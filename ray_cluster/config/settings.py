@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from functools import cached_property
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic import SecretStr
 
@@ -17,12 +17,14 @@ from ray_cluster.config.sections.keys import ApiKey, check_distinct
 from ray_cluster.errors import ConfigError
 
 _VERSION_CHARS = 12
-# sections with settings: single ones, and lists
+# sections with settings: single ones, and all lists
 _SINGLE = ("http", "limits", "dispatch", "storage", "loras", "control")
-_LISTS = ("pools", "discriminators", "cascades", "controlnets", "upscalers")
+_LISTS = tuple(
+    name for name, one in Document.model_fields.items() if get_origin(one.annotation) is tuple
+)
 # of the section `http`, in no slice of it
 _KEYS = ("api_keys", "open")
-_FOR_GATEWAYS = {"http", "limits", "dispatch", "storage", "pools", "controlnets", "upscalers"}
+_FOR_GATEWAYS = {"http", "limits", "dispatch", "storage", *_LISTS}
 
 
 class CascadeSettings(CascadeConfig):

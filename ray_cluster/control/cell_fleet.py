@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from statistics import median
 from types import MappingProxyType
 
+from ray_cluster.config.kinds import KINDS
 from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.cascade import DeferralCurve, QualityCurve, capped
 from ray_cluster.policies.costs.cost_model import decode_s, step_s, work_of
@@ -206,15 +207,14 @@ def _callers(pool: ObservedPool, seen: Observation) -> Iterator[Caller]:
 def _called_with(pool: ObservedPool, seen: Observation) -> TypicalRequest:
     """Return what one call of a helper computes: one step, of the largest default image.
 
-    An upscaler's step is of the enlarged image, taken to be twice as wide and as high.
+    That of a last stage is of the image that it makes.
     """
     images = [one.typical for one in seen.pools if one.typical is not None]
     if pool.kind == "score" or not images:
         return _SMALL
     largest = max(images, key=lambda one: one.width_px * one.height_px * (1 + one.uses_guidance))
-    if pool.kind == "upscale":
-        return TypicalRequest(2 * largest.width_px, 2 * largest.height_px, 1, uses_guidance=False)
-    return TypicalRequest(largest.width_px, largest.height_px, 1, largest.uses_guidance)
+    scale, guided = KINDS[pool.kind].scale, pool.kind == "control" and largest.uses_guidance
+    return TypicalRequest(scale * largest.width_px, scale * largest.height_px, 1, guided)
 
 
 def state_of(
@@ -297,15 +297,15 @@ def _service_states(seen: Observation, planned: CellFleet) -> Iterator[ServiceSt
 
 
 def _counters(seen: Observation) -> Iterator[ServiceState]:
-    """Yield what calls helpers: images that cascades score, that are enlarged, and steps with a
+    """Yield what calls helpers: images that cascades score, or for last stages, and steps with a
     ControlNet.
 
     Of what was accepted alone: nobody calls a helper for a request that is not made.
     """
     for pool in seen.pools:
         lane = lane_of(pool.kind, pool.serves)
-        if pool.kind in ("control", "upscale"):
-            yield ServiceState(lane, seen.num_accepted(lane))
-        elif pool.kind == "score":
+        if pool.kind == "score":
             callers = [one.name for one in seen.cascades if one.discriminator == pool.pool]
             yield ServiceState(lane, sum(map(seen.num_accepted, callers)))
+        elif pool.kind != "denoise":
+            yield ServiceState(lane, seen.num_accepted(lane))

@@ -12,13 +12,7 @@ from ray_cluster.policies.costs.cost_model import lesser_cost, share_cost
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.leases import Fence, Lease, Poll, Registration
 from ray_cluster.protocol.loras import LoraOrder
-from ray_cluster.protocol.outcomes import (
-    CascadeAnswer,
-    Completed,
-    Deferred,
-    Preview,
-    StageTime,
-)
+from ray_cluster.protocol.outcomes import CascadeAnswer, Completed, Deferred, Preview, StageTime
 from ray_cluster.protocol.settings import Capacity
 from ray_cluster.requests import ImageRequest, ImageResult, SmallImage, candidate_name, granted
 

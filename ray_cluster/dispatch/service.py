@@ -23,21 +23,8 @@ from ray_cluster.process.tasks import Tasks
 from ray_cluster.process.turns import act_in_parts
 from ray_cluster.protocol.calling.timeouts import sleep_and_read
 from ray_cluster.protocol.controller import Observation
-from ray_cluster.protocol.leases import (
-    Finished,
-    Poll,
-    PollReply,
-    Registration,
-    ReplicaEvent,
-    Shown,
-)
-from ray_cluster.protocol.outcomes import (
-    Deferred,
-    ImageUpdate,
-    Outcome,
-    Progress,
-    Submission,
-)
+from ray_cluster.protocol.leases import Finished, Poll, PollReply, Registration, ReplicaEvent, Shown
+from ray_cluster.protocol.outcomes import Deferred, ImageUpdate, Outcome, Progress, Submission
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer
 

@@ -22,13 +22,14 @@ from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Literal
 
+from ray_cluster.errors import LastStage
 from ray_cluster.policies.cascade import CascadeDecision
 from ray_cluster.policies.types import CascadeReason, RequestView
 from ray_cluster.protocol.leases import lane_of
 from ray_cluster.protocol.outcomes import CascadeStage
 from ray_cluster.requests import SMALL_SIDE_PX, ImageRequest
 
-StageKind = Literal["denoise", "score", "upscale"]
+StageKind = Literal["denoise", "score", LastStage]
 FailureKind = Literal["error", "invalid", "aborted", "lost", "too_late"]
 PublishReason = Literal[CascadeReason, "heavy_failed"]
 StageEnd = FailureKind | float
@@ -148,6 +149,7 @@ class RequestStages:
         return spec
 
 
+@lru_cache(_MOST_LISTS)
 def begin(specs: Specs) -> RequestStages:
     """Return where a request begins; raises ValueError for a list that makes no sense."""
     if not specs or specs[0].rules.takes != "nothing" or specs[-1].rules.decides:
@@ -183,13 +185,6 @@ def cascade(light_model: str, scorer: str, heavy_model: str) -> RequestStages:
     )
 
 
-@lru_cache(_MOST_LISTS)
-def enlarged(specs: Specs, upscaler: str) -> RequestStages:
-    """Return the beginning of a request whose image is enlarged at last, whoever has made it."""
-    # what is published by a decision goes on to the upscaler
-    return begin((*specs, StageSpec("upscale", upscaler)))
-
-
 def stages_of(request: ImageRequest) -> RequestStages:
     """Return where a request begins."""
     use = request.cascade
@@ -199,7 +194,9 @@ def stages_of(request: ImageRequest) -> RequestStages:
         found = single(request.model, use.entry)
     else:
         found = cascade(use.light.model, use.light.discriminator, request.model)
-    return found if request.upscale is None else enlarged(found.specs, request.upscale.name)
+    last = tuple(StageSpec(kind, name) for kind, name in request.last_stages.items())
+    # what is published by a decision goes on to them, whoever has made it
+    return begin((*found.specs, *last)) if last else found
 
 
 def request_in(request: ImageRequest, spec: StageSpec) -> ImageRequest:

@@ -10,7 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ray_cluster.config.kinds import KINDS, WorkerKind
-from ray_cluster.config.loading import Document
+from ray_cluster.config.loading import Document, kind_of_section
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.sections.workers import WorkerConfig
+from ray_cluster.errors import LAST_STAGES
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.calling.changes import Mark
@@ -73,19 +76,31 @@ def lane_of(kind: WorkerKind, name: str) -> str:
     return name if kind == "denoise" else f"{kind}:{name}"
 
 
+def split_lane(lane: str) -> tuple[WorkerKind, str]:
+    """Return the kind of those who lease from a queue, and what they serve."""
+    for kind in KINDS:
+        if kind != "denoise" and lane.startswith(prefix := lane_of(kind, "")):
+            return kind, lane.removeprefix(prefix)
+    return "denoise", lane
+
+
 def lane_words(lane: str) -> str:
     """Return what the workers of a queue are, or serve, for people."""
-    for kind, about in KINDS.items():
-        prefix = lane_of(kind, "")
-        if prefix and lane.startswith(prefix):
-            return f"the {about.title} {lane.removeprefix(prefix)}"
-    return f"the model {lane}"
+    kind, name = split_lane(lane)
+    return f"the {'model' if kind == 'denoise' else KINDS[kind].title} {name}"
+
+
+def called_lane(worker: WorkerConfig) -> str:
+    """Return the queue of a worker that calls ask for; empty for one that only others ask for."""
+    if isinstance(worker, PoolConfig):
+        return worker.model_name
+    kind = kind_of_section(type(worker))
+    return lane_of(kind, worker.name) if kind in LAST_STAGES else ""
 
 
 def lanes_of(document: Document) -> frozenset[str]:
     """Return the queues of what calls may ask of those whom a configuration lists."""
-    upscalers = (lane_of("upscale", one.name) for one in document.upscalers)
-    return frozenset((*(pool.model_name for pool in document.pools), *upscalers))
+    return frozenset(map(called_lane, document.workers)) - {""}
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class Delivery:
             is_stored, spec = request.output.is_stored, request.output
             if candidate:
                 is_stored = request.leaves_files
-                spec = _LOSSLESS if request.upscale is not None else spec
+                spec = _LOSSLESS if request.last_stages else spec
             data = await self._code(request, event.pixels, spec, request.recipe())
             num_bytes = len(data)
             if is_stored:

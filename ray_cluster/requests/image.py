@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from ray_cluster.errors import LastStage
 from ray_cluster.policies.edits import steps_of_schedule
 from ray_cluster.policies.fidelity import Fidelity, ReusedSteps, Terms
 from ray_cluster.policies.types import RequestView, WhenLate
@@ -123,9 +124,15 @@ class ImageRequest:
         return factor * width_px, factor * height_px
 
     @property
+    def last_stages(self) -> Mapping[LastStage, str]:
+        """What is done with the finished image, in that order, and the names of who does it."""
+        uses: dict[LastStage, UpscaleUse | None] = {"upscale": self.upscale}
+        return {kind: use.name for kind, use in uses.items() if use is not None}
+
+    @property
     def leaves_files(self) -> bool:
         """Whether images of stages before the last go to the result store."""
-        return self.output.is_stored or self.upscale is not None
+        return self.output.is_stored or bool(self.last_stages)
 
     @property
     def schedule_steps(self) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field
 from typing import Literal
 
 from ray_cluster.errors import Stage
@@ -26,6 +26,10 @@ class Timing:
     def total_s(self) -> float:
         """All stages together."""
         return sum(self.as_dict().values())
+
+    def plus(self, later: Timing) -> Timing:
+        """Return these seconds and those of later stages."""
+        return Timing(*map(sum, zip(astuple(self), astuple(later), strict=True)))
 
     def as_dict(self) -> dict[str, float]:
         """Return the stages by name, in seconds."""

@@ -19,13 +19,7 @@ from tests.api.controlnet_calls import RED, SKETCH, controls_config, entry
 from tests.api.edit_calls import EDITS, IMAGE, JOBS, coded, parts, picture
 from tests.api.test_cascades import profiles
 from tests.api.test_jobs import ended
-from tests.fakes import (
-    FakeDispatcherClient,
-    PlainChecks,
-    memory_results,
-    sent_images,
-    settings_for,
-)
+from tests.fakes import FakeDispatcherClient, PlainChecks, memory_results, sent_images, settings_for
 from tests.jobs.jobs_cell import JobsCell, Replica
 
 

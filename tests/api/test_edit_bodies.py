@@ -34,13 +34,7 @@ from tests.api.edit_calls import (
     post_json,
     ref_of,
 )
-from tests.fakes import (
-    FakeDispatcherClient,
-    PlainChecks,
-    memory_results,
-    sent_images,
-    settings_for,
-)
+from tests.fakes import FakeDispatcherClient, PlainChecks, memory_results, sent_images, settings_for
 from tests.imaging.pictures import file_of
 from tests.keys import with_keys
 

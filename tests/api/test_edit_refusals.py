@@ -35,13 +35,7 @@ from tests.api.edit_calls import (
     post_json,
     refused_edit,
 )
-from tests.fakes import (
-    FakeDispatcherClient,
-    PlainChecks,
-    memory_results,
-    sent_images,
-    settings_for,
-)
+from tests.fakes import FakeDispatcherClient, PlainChecks, memory_results, sent_images, settings_for
 from tests.imaging.hostile import animation, plain_png, png_of
 from tests.imaging.pictures import exif_of, file_of, gradient
 

@@ -14,10 +14,7 @@ from ray_cluster.policies.fidelity import FewerSteps, StepTable
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure
 from tests.api.conftest import Serve, app_of
-from tests.fakes import (
-    FakeDispatcherClient,
-    model_profile,
-)
+from tests.fakes import FakeDispatcherClient, model_profile
 from tests.keys import with_keys
 
 FULL = Offer(False, reason="queue_full", retry_after_s=0.5)

@@ -54,7 +54,7 @@ async def test_a_model_that_registers_later_is_served_at_once(
         (Offer(False, reason="held_back_full"), 429, "5"),
         (Offer(False, reason="model_not_ready", retry_after_s=0.0), 503, "5"),
         (Offer(False, reason="model_not_ready", retry_after_s=31.5), 503, "32"),
-        (Offer(False, reason="upscaler_not_ready"), 503, "5"),
+        (Offer(False, reason="stage_not_ready", lane="upscale:big"), 503, "5"),
         (Offer(False, reason="never_fits", retry_after_s=float("inf")), 400, None),
         (Offer(False, reason="unknown_model"), 404, None),
         (Offer(False, reason="closing"), 503, "5"),

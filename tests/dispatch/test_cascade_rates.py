@@ -23,13 +23,7 @@ from tests.dispatch.cascade_core import (
     up_to_score,
 )
 from tests.dispatch.virtual_service import held, now
-from tests.fakes import (
-    image_request,
-    poll_of,
-    registration,
-    run_virtually,
-    some_settings,
-)
+from tests.fakes import image_request, poll_of, registration, run_virtually, some_settings
 
 
 def test_a_wanted_deferral_rate_follows_the_latest_confidences() -> None:

@@ -33,12 +33,7 @@ from tests.dispatch.cascade_core import (
     scorer,
     up_to_score,
 )
-from tests.fakes import (
-    failed,
-    image_request,
-    poll_of,
-    registration,
-)
+from tests.fakes import failed, image_request, poll_of, registration
 
 
 def test_a_confident_image_is_published_as_the_light_model_made_it() -> None:

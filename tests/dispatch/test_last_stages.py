@@ -8,10 +8,10 @@ from typing import Any, cast
 import pytest
 
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.dispatch.stages import RULES, KindRules, RequestStages, StageSpec, begin
+from ray_cluster.dispatch.stages import RULES, KindRules
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Registration
-from ray_cluster.requests import Failure, OutputSpec
+from ray_cluster.requests import Failure, ImageRequest, OutputSpec
 from tests.dispatch.cascade_core import (
     CONFIG,
     QUICK,
@@ -26,25 +26,14 @@ from tests.dispatch.cascade_core import (
 from tests.fakes import failed, image_request
 
 KIND: Any = "frame"
-FRAME = StageSpec(KIND, "oak")
 FRAMER = Registration("f", None, 4, 1, QUICK, kind=KIND, served_as="oak")
 
 
 @pytest.fixture(autouse=True)
 def framing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every list of stages has one more."""
+    """Every request asks for one."""
     monkeypatch.setitem(cast(dict[str, KindRules], RULES), KIND, KindRules("image"))
-
-    def single(model: str, name: Any = None) -> RequestStages:
-        return begin((StageSpec("denoise", model, name), FRAME))
-
-    def cascade(light: str, scorer: str, heavy: str) -> RequestStages:
-        score = StageSpec("score", scorer, "score", skips_to=3)
-        stages = (StageSpec("denoise", light, "light"), score, StageSpec("denoise", heavy, "heavy"))
-        return begin((*stages, FRAME))
-
-    monkeypatch.setattr("ray_cluster.dispatch.stages.single", single)
-    monkeypatch.setattr("ray_cluster.dispatch.stages.cascade", cascade)
+    monkeypatch.setattr(ImageRequest, "last_stages", {KIND: "oak"})
 
 
 def framing_core() -> DispatchCore:

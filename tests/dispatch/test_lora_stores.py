@@ -21,15 +21,7 @@ from ray_cluster.protocol.calling.changes import ChangeLog, Mark
 from ray_cluster.protocol.leases import Poll, PollReply
 from ray_cluster.protocol.loras import LoraOrders, LoraReports
 from ray_cluster.replica.lora_store import lists as lora_lists
-from tests.dispatch.lora_store import (
-    CONFIG,
-    FakeStore,
-    bare_core,
-    failed,
-    lora,
-    ready,
-    with_loras,
-)
+from tests.dispatch.lora_store import CONFIG, FakeStore, bare_core, failed, lora, ready, with_loras
 from tests.fakes import poll_of, registration
 
 

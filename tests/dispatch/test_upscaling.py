@@ -104,13 +104,13 @@ def test_without_an_upscaler_a_call_is_refused_and_others_are_not() -> None:
     assert core.snapshot(0.0).warnings == (
         "no replica of the upscaler big lives; 0 images wait for one",
     )
-    assert core.offer([request()], 0.0).reason == "upscaler_not_ready"
+    assert core.offer([request()], 0.0).reason == "stage_not_ready"
     assert core.offer([request("b", 1)], 0.0).accepted
     # one that died may come back soon
     core.register(upscaler(), 1.0)
     core.unregister("u", 2.0)
     assert core.offer([request("c")], 61.9).accepted
-    assert core.offer([request("d")], 62.0).reason == "upscaler_not_ready"
+    assert core.offer([request("d")], 62.0).reason == "stage_not_ready"
     core.register(upscaler(), 63.0)
     assert core.offer([request("e")], 63.0).accepted
 
@@ -147,7 +147,7 @@ def test_a_job_whose_upscaler_is_removed_is_enlarged_while_one_lives_and_ends_wi
     core = to_the_upscaler("job", is_job=True)
     core.register(upscaler("v"), 2.0)
     core.apply(settings(upscalers=()), 2.0)
-    assert core.offer([request("new")], 2.0).reason == "upscaler_not_ready"
+    assert core.offer([request("new")], 2.0).reason == "stage_not_ready"
     assert core.expire(2.0) == ()
     core.unregister("v", 3.0)
     (outcome,) = core.expire(3.0)

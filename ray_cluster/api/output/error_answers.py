@@ -22,17 +22,14 @@ from ray_cluster.api.errors import (
     ApiError,
     model_not_found,
     model_not_ready,
+    stage_not_ready,
     unavailable,
-    upscaler_not_ready,
     whole_seconds,
 )
 from ray_cluster.api.input.validation import describe
+from ray_cluster.config.kinds import KINDS
 from ray_cluster.config.validation_errors import must_be
-from ray_cluster.errors import (
-    InvalidRequest,
-    JobStoreUnavailable,
-    Unavailable,
-)
+from ray_cluster.errors import LAST_STAGES, InvalidRequest, JobStoreUnavailable, Unavailable
 from ray_cluster.policies.types import Offer
 from ray_cluster.requests import Failure, ImageRequest
 from ray_cluster.storage.blob_store import BlobStoreError
@@ -162,9 +159,8 @@ def from_refusal(
             return model_not_found(model, known)
         case "model_not_ready":
             return model_not_ready(model, offer.retry_after_s or DEFAULT_RETRY_AFTER_S)
-        case "upscaler_not_ready":
-            use = requests[0].upscale
-            return upscaler_not_ready("" if use is None else use.name)
+        case "stage_not_ready":
+            return stage_not_ready(offer.lane)
         case "closing":
             return unavailable(
                 "The service is stopping and accepts no more requests. Try again once it is back.",
@@ -304,18 +300,13 @@ def from_failure(failure: Failure) -> ApiError:
             return _gone("A LoRA could not be fetched", what, "lora_unavailable")
         case "control":
             return _gone("A ControlNet was not there", what, "controlnet_unavailable")
-    if failure.stage == "upscale" and failure.kind == "error":
-        return ApiError(
-            HTTPStatus.INTERNAL_SERVER_ERROR,
-            f"The image was made and could not be enlarged: {what}.",
-            code="upscaling_error",
-        )
     if failure.kind == "error":
-        return ApiError(
-            HTTPStatus.INTERNAL_SERVER_ERROR,
-            f"The model failed on this request: {what}. The same request would fail again.",
-            code="model_error",
-        )
+        status, work = HTTPStatus.INTERNAL_SERVER_ERROR, _last_work(failure)
+        if work:
+            message = f"The image was made, but its {work} failed: {what}."
+            return ApiError(status, message, code=f"{work}_error")
+        message = f"The model failed on this request: {what}. The same request would fail again."
+        return ApiError(status, message, code="model_error")
     is_suspect = failure.kind == "lost" and failure.stage != "queue"
     return ApiError(
         HTTPStatus.SERVICE_UNAVAILABLE,
@@ -324,6 +315,11 @@ def from_failure(failure: Failure) -> ApiError:
         retry_after_s=DEFAULT_RETRY_AFTER_S,
         retry="asked" if is_suspect else "self",
     )
+
+
+def _last_work(failure: Failure) -> str:
+    """Return what the last stage does that has failed; empty for any other stage."""
+    return next((KINDS[kind].work for kind in LAST_STAGES if kind == failure.stage), "")
 
 
 def _gone(what: str, why: str, code: str) -> ApiError:

@@ -6,10 +6,7 @@ import math
 from dataclasses import replace
 
 from ray_cluster.api.advice import missing, wrong
-from ray_cluster.api.input.schemas import (
-    ImageEditRequest,
-    ImageVariationRequest,
-)
+from ray_cluster.api.input.schemas import ImageEditRequest, ImageVariationRequest
 from ray_cluster.api.input.sent_images import CheckedImages
 from ray_cluster.api.resolve.fidelity import check_unmeasured
 from ray_cluster.api.resolve.generation import canvas_size, resolve
@@ -24,13 +21,7 @@ from ray_cluster.policies.edits import (
     edit_geometry,
 )
 from ray_cluster.policies.fidelity import Terms
-from ray_cluster.requests import (
-    FLOW_SAMPLER_NAMES,
-    Edit,
-    ImageFormat,
-    ImageRequest,
-    ModelProfile,
-)
+from ray_cluster.requests import FLOW_SAMPLER_NAMES, Edit, ImageFormat, ImageRequest, ModelProfile
 
 # by whether there is a mask, and what input_fidelity says
 _STRENGTH = {

@@ -13,9 +13,9 @@ from ray_cluster.api.access.middleware import request_id_of
 from ray_cluster.api.advice import wrong
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.resolve.controlnets import ControlNets
+from ray_cluster.api.resolve.last_stages import with_last_stages
 from ray_cluster.api.resolve.loras import LoraResolver
 from ray_cluster.api.resolve.prompts import PromptCheck
-from ray_cluster.api.resolve.upscaling import with_upscale
 from ray_cluster.api.resolve.wanted import WantedImages
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.sections.cascades import CascadeConfig
@@ -79,8 +79,7 @@ class RequestResolver:
             requests = await self._of_cascade(wanted, cascade)
         else:
             requests = await self._of(fields.model, wanted)
-        upscalers = self._settings.document().upscalers
-        requests = with_upscale(requests, fields.upscale, upscalers)
+        requests = with_last_stages(requests, fields, self._settings.document())
         if is_inline:
             _check_inline(requests)
         requests = await self._controlnets.with_maps(request, requests, wanted.controlnets)

@@ -6,11 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ray_cluster.api.advice import wrong
-from ray_cluster.api.input.schemas import (
-    ControlNetChoice,
-    ImageEditRequest,
-    ImageGenerationRequest,
-)
+from ray_cluster.api.input.schemas import ControlNetChoice, ImageEditRequest, ImageGenerationRequest
 from ray_cluster.api.input.sent_images import CheckedImages
 from ray_cluster.api.resolve.edits import resolve_edit
 from ray_cluster.api.resolve.fidelity import check_unmeasured

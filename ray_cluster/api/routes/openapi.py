@@ -21,6 +21,7 @@ from ray_cluster.api.input.schemas import (
 )
 from ray_cluster.api.output.resource_schemas import ErrorResponse
 from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.requests import UPSCALE_FACTORS
 
 # the endpoints of these calls read the body by themselves, bounded and strictly
 _KINDS: Mapping[str, tuple[type[ImageGenerationRequest], ...]] = {
@@ -186,7 +187,7 @@ def _fields_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings
     _add_control_images(schema)
     if (most := settings.max_num_inference_steps) is not None:
         _bound(schema, "num_inference_steps", "maximum", most)
-    _bound(schema, "upscale", "enum", settings.upscale_factors)
+    _bound(schema, "upscale", "enum", list(UPSCALE_FACTORS) if settings.present.upscalers else [1])
     return schema
 
 

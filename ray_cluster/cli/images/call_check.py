@@ -22,12 +22,7 @@ from ray_cluster.errors import ConfigError, InvalidRequest
 from ray_cluster.imaging.edit_images import image_facts, mask_facts
 from ray_cluster.models.builtin import BUILTIN_MODELS, BUILTIN_PARTS
 from ray_cluster.models.local import LocalModel, ModelSizes, local_model
-from ray_cluster.requests import (
-    FLOW_SAMPLER_NAMES,
-    SAMPLER_NAMES,
-    LoraUse,
-    ModelProfile,
-)
+from ray_cluster.requests import FLOW_SAMPLER_NAMES, SAMPLER_NAMES, LoraUse, ModelProfile
 
 # where nothing is known before the model is downloaded, or it is damaged, everything passes
 _ANY = LocalModel(ModelSizes(1, 1, 1 << 30, 1, 1), (*SAMPLER_NAMES, *FLOW_SAMPLER_NAMES))

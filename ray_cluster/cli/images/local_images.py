@@ -28,10 +28,12 @@ from ray_cluster.cli.progress import step_progress
 from ray_cluster.cli.remote.remote_jobs import generate_there
 from ray_cluster.cli.remote.remote_service import RemoteService
 from ray_cluster.cli.service.signals import StopSignals
-from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.kinds import KINDS
+from ray_cluster.config.loading import ClusterConfig, section_of
 from ray_cluster.config.sections.cell_wide import StorageConfig
 from ray_cluster.config.sections.pools import PoolConfig
-from ray_cluster.config.sections.upscalers import UpscalerConfig
+from ray_cluster.config.sections.workers import WorkerConfig
+from ray_cluster.errors import LAST_STAGES
 from ray_cluster.protocol.loras import Lora
 
 _URL = "http://this-process"
@@ -110,16 +112,19 @@ def _config_of(
             ),
             "cascades": tuple(cascades),
             "controlnets": call.controlnets,
-            "upscalers": _upscalers(body, config),
+            **dict(_last_stages(body, config)),
         }
     )
 
 
-def _upscalers(body: Mapping[str, Any], config: ClusterConfig) -> tuple[UpscalerConfig, ...]:
-    if body.get("upscale", 1) == 1:
-        return ()
-    given = config.upscalers or (UpscalerConfig(name="upscaler"),)
-    return (given[0].model_copy(update={"replicas": 1}),)
+def _last_stages(
+    body: Mapping[str, Any], config: ClusterConfig
+) -> Iterator[tuple[str, tuple[WorkerConfig, ...]]]:
+    """Yield a worker of each last stage that is asked for, and none of the others, by section."""
+    for kind in LAST_STAGES:
+        row = KINDS[kind]
+        given = getattr(config, row.section) or (section_of(row)(name=row.title),)
+        yield row.section, (given[0].model_copy(update={"replicas": 1}),) if kind in body else ()
 
 
 def _alone(pool: PoolConfig, config: ClusterConfig) -> PoolConfig:

@@ -17,8 +17,6 @@ from ray_cluster.config.kinds import KINDS
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cascades import DiscriminatorConfig
 from ray_cluster.config.sections.keys import KEY_PREFIX, ApiKey
-from ray_cluster.config.sections.pools import PoolConfig
-from ray_cluster.config.sections.upscalers import UpscalerConfig
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.config.slices import needs_redeploy, outranked, replicas_key
@@ -31,7 +29,7 @@ from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.builtin import discriminator_folder
 from ray_cluster.models.local import check_models
 from ray_cluster.models.single_files import check_is_folder
-from ray_cluster.protocol.leases import lane_of, lane_words
+from ray_cluster.protocol.leases import called_lane, lane_words
 
 _POLL_S = 0.3
 _FAILED = {"DEPLOY_FAILED", "UNHEALTHY"}
@@ -119,13 +117,10 @@ def changes_of(
     report: SettingsReport, applications: Collection[str], config: ClusterConfig
 ) -> Changes:
     """Compare a configuration with what runs."""
-    wanted = {pool.name: pool.model_name for pool in config.pools}
-    running = {pool.name: pool.model_name for pool in report.settings.pools}
-    started = [one for one in report.workers.values() if isinstance(one, PoolConfig)]
-    running |= {one.name: one.model_name for one in started}
-    wanted |= {one.name: _lane(one) for one in config.workers if one.name not in wanted}
-    others = (*report.settings.workers, *report.workers.values())
-    running |= {one.name: _lane(one) for one in others if one.name not in running}
+    wanted = {one.name: called_lane(one) for one in config.workers}
+    # what was started counts, whatever the settings say by now
+    known = (*report.settings.workers, *report.workers.values())
+    running = {one.name: called_lane(one) for one in known}
     removed = [name for name in running if name in applications and name not in wanted]
     return Changes(
         refused=tuple(needs_redeploy(report.front, report.workers, config)),
@@ -133,11 +128,6 @@ def changes_of(
         removed=tuple(removed),
         ended_models=frozenset(running[name] for name in removed) - {*wanted.values(), ""},
     )
-
-
-def _lane(worker: WorkerConfig) -> str:
-    """Return the queue of a worker that calls ask for beside a model; empty for all others."""
-    return lane_of("upscale", worker.name) if isinstance(worker, UpscalerConfig) else ""
 
 
 def checked(path: Path) -> None:
@@ -374,7 +364,7 @@ def _wait_applied(cell: Cell, version: str, deadline_s: float, show: Show) -> Se
 
 
 def _wait_images(cell: Cell, models: Collection[str], deadline_s: float, show: Show) -> None:
-    """Wait until no image is left of models and upscalers that are not there any more."""
+    """Wait until no image is left of what calls cannot ask for any more."""
     while True:
         num_open = cell.report().num_images_by_model
         for model in models:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ray_cluster.cli.output import command, print_table
+from ray_cluster.config.kinds import KINDS
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.http import HttpConfig
 from ray_cluster.config.sections.pools import PoolConfig
@@ -117,7 +118,7 @@ def _what(
         front = {
             "Gateway": f"HTTP on {config.http.host}:{config.http.port}",
             "Dispatcher": f"queue of at most {config.limits.max_queued_images} images",
-            "Upscaler": "enlarges finished images, for calls with `upscale`",
+            **{row.deployment: f"{row.work} of images" for row in KINDS.values() if row.work},
             "LoraStore": f"files of LoRAs in {config.loras.folder}",
             "Controller": f"plans replicas every {config.control.period_s:g} s",
         }

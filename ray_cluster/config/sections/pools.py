@@ -10,13 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from ray_cluster.config.section import CALLS, LIVE, Section
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.policies.costs.number_formats import Capability, NumberFormat, default_format
-from ray_cluster.policies.fidelity import (
-    LEAST_SSIM,
-    FewerSteps,
-    LoraStart,
-    ReusedSteps,
-    StepTable,
-)
+from ray_cluster.policies.fidelity import LEAST_SSIM, FewerSteps, LoraStart, ReusedSteps, StepTable
 from ray_cluster.policies.steps.reuse import ReuseSchedule
 from ray_cluster.requests import MAX_GUIDANCE_SCALE, SamplerName
 

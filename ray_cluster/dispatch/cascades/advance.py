@@ -18,14 +18,7 @@ from ray_cluster.dispatch.queue.ledger import Ledger
 from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.dispatch.reports.log import log_image
 from ray_cluster.dispatch.reports.snapshots import CascadeView
-from ray_cluster.dispatch.stages import (
-    Specs,
-    StageEnd,
-    decide,
-    fail,
-    least_left,
-    view_in,
-)
+from ray_cluster.dispatch.stages import Specs, StageEnd, decide, fail, least_left, view_in
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.observability.logs import LogFields
 from ray_cluster.policies.admission.admission import predict_s

@@ -98,8 +98,9 @@ class Admission:
         vital = [spec.lane for spec in specs[1:] if spec.is_vital]
         if any(spec.lane in self.removed for spec in specs if spec.lane not in vital):
             return Offer(accepted=False, reason="unknown_model")
-        if any(lane in self.removed or self._queue.pool(lane) is None for lane in vital):
-            return Offer(accepted=False, reason="upscaler_not_ready")
+        for lane in vital:
+            if lane in self.removed or self._queue.pool(lane) is None:
+                return Offer(accepted=False, reason="stage_not_ready", lane=lane)
         own = self._attached.view_of(client, self._most_attached)
         whose = _client_of(requests[0], client)
         if (refused := self._refuse_later(requests, whose, now_s)) is not None:

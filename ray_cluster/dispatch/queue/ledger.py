@@ -415,4 +415,4 @@ def _joined(before: ImageResult | None, made: ImageResult, spec: StageSpec) -> I
     """Return what a stage has made, with the times of those whose image it took."""
     if before is None or spec.rules.takes != "image":
         return made
-    return replace(made, timing=replace(before.timing, upscale_s=made.timing.upscale_s))
+    return replace(made, timing=before.timing.plus(made.timing))

@@ -160,8 +160,8 @@ class Demand:
         self._counts.accepted[service_of(request)] += images
         for use in request.add_ons.controls:
             self._counts.accepted[lane_of("control", use.name)] += steps
-        if request.upscale is not None:
-            self._counts.accepted[lane_of("upscale", request.upscale.name)] += images
+        for kind, name in request.last_stages.items():
+            self._counts.accepted[lane_of(kind, name)] += images
 
     def note_unmade(self, record: RequestRecord) -> None:
         """Have a client owe what is not made of an accepted request."""

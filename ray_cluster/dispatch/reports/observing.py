@@ -16,6 +16,7 @@ from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.records import ReplicaRecord
 from ray_cluster.dispatch.reports.demand import typical_request
 from ray_cluster.dispatch.reports.snapshots import CascadeView, ClusterSnapshot
+from ray_cluster.errors import LAST_STAGES
 from ray_cluster.policies.planning.plan import PlannedSettings
 from ray_cluster.protocol.controller import (
     ModelQueue,
@@ -156,7 +157,7 @@ def _pool(
 def _callers(settings: Settings, last: Registration) -> tuple[str, ...]:
     """Return the models whose images a worker that makes none is called for."""
     found = settings.find(last.pool)
-    if last.kind == "upscale":
+    if last.kind in LAST_STAGES:
         return tuple(pool.model_name for pool in settings.pools)
     if isinstance(found, ControlNetConfig):
         return found.bases

@@ -12,9 +12,7 @@ from ray_cluster.dispatch.reports.statistics import OutcomeCounters
 from ray_cluster.dispatch.stages import RULES
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.types import CascadeEntry, ReplicaView
-from ray_cluster.protocol.leases import lane_of, lane_words
-
-_UPSCALERS = lane_of("upscale", "")
+from ray_cluster.protocol.leases import lane_words, split_lane
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +53,8 @@ class ClusterSnapshot:
 
     Attributes:
         oldest_waiting_s: seconds the longest-waiting request has been in the system; 0 if none.
-        num_waiting_by_model: every known model and configured upscaler, also those with nothing
-            waiting.
+        num_waiting_by_model: every known model and what is configured for last stages, also
+            those with nothing waiting.
         counters: a copy.
         demand: likewise, of what calls ask for.
         num_held_back: of those that wait, for add-ons that are not there yet.
@@ -88,8 +86,9 @@ class ClusterSnapshot:
         """What an operator should know: which models and others have no live replica."""
         alive = {replica.model for replica in self.replicas}
         models = (
-            f"no replica of {_said(model)} lives; {count} images wait for one"
+            f"no replica of {words.removeprefix('the model ')} lives; {count} images wait for one"
             for model, count in self.num_waiting_by_model.items()
+            for words in [lane_words(model)]
             if model not in alive and model not in self.asleep
         )
         cascades = (
@@ -123,10 +122,10 @@ class ClusterSnapshot:
         """
         counts, num_waiting = ledger.waiting.count_by_model(), len(ledger.waiting)
         ages_s = (now_s - view.arrival_s for view in ledger.waiting.views)
-        upscalers = [one for one in queue.configured if one.startswith(_UPSCALERS)]
+        others = [one for one in queue.configured if split_lane(one)[0] != "denoise"]
         models = [
             model
-            for model in (*replicas.profiles, *upscalers)
+            for model in (*replicas.profiles, *others)
             if model in queue.configured or replicas.ids(model) or counts[model]
         ]
         return ClusterSnapshot(
@@ -144,7 +143,3 @@ class ClusterSnapshot:
             missing_controls=missing_controls,
             asleep=queue.asleep if queue.is_woken else frozenset(),
         )
-
-
-def _said(lane: str) -> str:
-    return lane_words(lane) if lane.startswith(_UPSCALERS) else lane

@@ -15,10 +15,7 @@ from ray_cluster.policies.admission.fluid import PoolView, pool_of
 from ray_cluster.policies.admission.load import NO_LOAD, Load
 from ray_cluster.policies.costs.cost_model import differs, lesser_cost
 from ray_cluster.policies.leasing.placement import NOTHING, Placement, Residency
-from ray_cluster.policies.leasing.routing import (
-    choose_leases,
-    soonest_first,
-)
+from ray_cluster.policies.leasing.routing import choose_leases, soonest_first
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import Directory, Peer, Poll, Registration
 from ray_cluster.requests import ModelProfile, PromptTokenizer

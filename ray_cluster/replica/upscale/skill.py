@@ -98,7 +98,7 @@ class UpscaleSkill(Skill):
             self._log.failed(request, failure)
             self.leases.end(request, Failed(request.request_id, lease.fence, failure))
             return
-        timing = Timing(upscale_s=self._clock() - began_s)
+        timing = Timing(queue_s=lease.queued_s, upscale_s=self._clock() - began_s)
         result = ImageResult(
             request.request_id, data, request.output.image_format, timing, num_bytes
         )

@@ -1,4 +1,4 @@
-"""What enlarges the images of a call."""
+"""What is done with the finished images of a call."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ray_cluster.api.advice import wrong
+from ray_cluster.api.input.schemas import ImageGenerationRequest
 from ray_cluster.api.resolve.edits import check_format
-from ray_cluster.config.sections.upscalers import UpscalerConfig
+from ray_cluster.config.loading import Document
 from ray_cluster.requests import UPSCALE_FACTORS, ImageRequest, UpscaleUse
 
 
-def with_upscale(
-    requests: Sequence[ImageRequest], factor: int | None, upscalers: Sequence[UpscalerConfig]
+def with_last_stages(
+    requests: Sequence[ImageRequest], fields: ImageGenerationRequest, document: Document
 ) -> tuple[ImageRequest, ...]:
     """Return requests whose images are enlarged by the first upscaler, if that is asked for.
 
     Raises:
         InvalidRequest: nobody enlarges so, or the images would be too large.
     """
+    factor, upscalers = fields.upscale, document.upscalers
     if factor is None or factor == 1:
         return tuple(requests)
     if factor not in UPSCALE_FACTORS:
