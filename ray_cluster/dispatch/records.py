@@ -194,7 +194,7 @@ class RequestRecord:
         return Completed(
             request_id=view.request_id,
             result=self.image,
-            num_steps=view.num_steps,
+            num_steps=request_in(self.request, stages.author).num_steps,
             slo_s=self.slo_s,
             elapsed_s=now_s - view.arrival_s,
             attempts=self.attempts,

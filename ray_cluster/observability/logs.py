@@ -78,6 +78,7 @@ class LogFields(TypedDict, total=False):
     encode_s: float
     denoise_s: float
     decode_s: float
+    upscale_s: float
     elapsed_s: float
     slo_s: float
     deadline_met: bool
@@ -132,6 +133,7 @@ def durations_of(timing: Timing) -> LogFields:
         encode_s=timing.encode_s,
         denoise_s=timing.denoise_s,
         decode_s=timing.decode_s,
+        upscale_s=timing.upscale_s,
     )
 
 

@@ -7,20 +7,20 @@ import pytest
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.reports.metrics import JobCounts, cell_snapshot
-from ray_cluster.dispatch.reports.statistics import RATIO_BOUNDS, Ratios, size_class
+from ray_cluster.dispatch.reports.statistics import RATIO_BOUNDS, Histogram, size_class
 from ray_cluster.protocol.leases import Failed
 from ray_cluster.requests import Failure
-from tests.fakes import finished, image_request, poll_of, registration, request_view
+from tests.fakes import finished, image_request, poll_of, registration
 
 
 def test_a_class_is_the_smallest_square_of_a_power_of_two() -> None:
     sizes = [(64, 64), (64, 65), (128, 32), (8, 8), (1024, 1024), (1024, 1025)]
-    classes = [size_class(request_view(width_px=w, height_px=h)) for w, h in sizes]
+    classes = [size_class(size_px) for size_px in sizes]
     assert classes == ["64", "128", "64", "8", "1024", "2048"]
 
 
 def test_ratios_stand_in_the_bucket_of_their_bound() -> None:
-    ratios = Ratios()
+    ratios = Histogram(RATIO_BOUNDS)
     for ratio in (0.2, 1.0, 1.05, 99.0):
         ratios = ratios.plus(ratio)
     found = dict(zip((*RATIO_BOUNDS, None), ratios.counts, strict=True))
@@ -48,6 +48,7 @@ def test_ends_are_counted_but_those_that_clients_called_off_or_brought_about_are
     text = str(cell_snapshot(cluster, JobCounts()))
     assert "ray_cluster_deadlines" in text
     assert "ray_cluster_real_over_predicted" in text
+    assert "ray_cluster_stage_seconds" in text
 
 
 def test_refusals_are_counted_by_reason_and_unknown_models_are_no_labels() -> None:

@@ -56,6 +56,7 @@ def test_an_accepted_one_keeps_its_deadline_and_its_model_is_told_an_earlier_one
     [outcome] = outcomes.values()
     assert isinstance(outcome, Completed)
     assert (outcome.deadline_met, outcome.elapsed_s) == (True, pytest.approx(1.5))
+    assert outcome.result.timing.total_s == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize("load", [0.7, 1.5])
@@ -177,6 +178,24 @@ def test_a_failed_enlargement_fails_its_request() -> None:
     (outcome,), _ = core.report("u", [failed(lease(core, "u", 2.0))], 2.5)
     assert isinstance(outcome, Failure)
     assert outcome.kind == "error"
+
+
+@pytest.mark.parametrize("end", ["met", "late", "failed", "lost"])
+def test_an_end_counts_under_the_model_and_its_size_whichever_stage_it_came_to(end: str) -> None:
+    core = to_the_upscaler("a", is_job=False)
+    if end == "lost":
+        core.touch(["a"], 61.0)
+        core.expire(61.0)
+    else:
+        core.register(upscaler(), 2.0)
+        last, end_s = lease(core, "u", 2.0), 99.0 if end == "late" else 3.0
+        core.report("u", [failed(last) if end == "failed" else made(last)], end_s)
+    counters = core.snapshot(99.0).counters
+    is_met, is_made = end == "met", end in {"met", "late"}
+    assert (counters.met, counters.missed) == (
+        ({("m", "64"): 1}, {}) if is_met else ({}, {("m", "64"): 1})
+    )
+    assert counters.stages.keys() == {("m", "denoise"), *[("m", "upscale")] * is_made}
 
 
 def test_an_image_that_may_be_in_the_store_already_is_deleted_with_its_request() -> None:

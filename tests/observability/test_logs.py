@@ -23,9 +23,11 @@ from ray_cluster.observability.logs import (
     LogFields,
     TextFormatter,
     bound,
+    durations_of,
     log_event,
     set_up_logs,
 )
+from ray_cluster.requests import Timing
 from tests.fakes import image_request
 
 FORGED = 'x\n{"levelname": "ERROR", "message": "forged"}\r\x1b[2J\u2028ERROR forged "q" a=b'
@@ -201,3 +203,8 @@ def test_the_documentation_names_every_event_and_field() -> None:
     always = {"asctime", "time_s", "levelname", "logger", "message", "event", "exc_text"}
     process = {"application", "deployment", "process_id"}
     assert sorted(names) == sorted(always | process | set(LogFields.__annotations__))
+
+
+def test_the_seconds_of_every_stage_are_logged() -> None:
+    timing = Timing(1.0, 2.0, 3.0, 4.0, 5.0)
+    assert durations_of(timing) == timing.as_dict()

@@ -75,7 +75,7 @@ class Admission:
                 self._attached.watch(requests)
             self._exchanges.plan(offer.exchanges)
             return offer
-        self._ledger.counters.note_refused(views, offer)
+        self._ledger.counters.note_refused(requests, offer)
         log_refused(requests, str(offer.reason))
         if _lacks_capacity(offer):
             whose = _client_of(requests[0], client)

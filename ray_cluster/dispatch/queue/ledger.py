@@ -305,7 +305,7 @@ class Ledger:
 
     def leave_stage(self, record: RequestRecord, end: StageEnd, now_s: float) -> None:
         """End the present stage without an image: whoever takes it next decides what follows."""
-        record.end_stage(now_s)
+        self._end_stage(record, now_s)
         self._put_between(record, end)
 
     def _put_between(self, record: RequestRecord, end: StageEnd | None) -> None:
@@ -338,7 +338,7 @@ class Ledger:
     def _finish(self, record: RequestRecord, event: Finished, now_s: float) -> None:
         """Note that the present stage has made an image: for the next one, or to be published."""
         self._note_made(record, event.result, now_s)
-        record.end_stage(now_s)
+        self._end_stage(record, now_s)
         record.image = _joined(record.image, event.result, record.stages.present)
         record.stages = stages = finish(record.stages, record.stages.index)
         if stages.is_published:
@@ -353,18 +353,15 @@ class Ledger:
         self.stats.note_end(record, result.timing, took_s, now_s)
         self.counters.note_ratio(record.view.model, took_s=took_s, predicted_s=record.predicted_s)
 
+    def _end_stage(self, record: RequestRecord, now_s: float) -> None:
+        spec, took_s = record.stages.present, now_s - record.entered_s
+        self.counters.note_stage(record.request.called_model, spec.name or spec.kind, took_s)
+        record.end_stage(now_s)
+
     def complete(self, record: RequestRecord, now_s: float) -> None:
         """End a request whose stages have published the image so far."""
-        author = record.stages.author
-        if author is not record.stages.present:
-            # counted is whose image it is
-            arrival_s, deadline_s = record.view.arrival_s, record.deadline_s
-            record.view = view_in(
-                record.request, author, arrival_s=arrival_s, deadline_s=deadline_s
-            )
-        completed = record.completed(now_s)
-        fidelity = request_in(record.request, author).fidelity
-        self.counters.made[record.view.model, fidelity or "unknown"] += 1
+        completed, made = record.completed(now_s), request_in(record.request, record.stages.author)
+        self.counters.made[made.model, made.fidelity or "unknown"] += 1
         self.counters.totals["completed"] += 1
         self.counters.totals["missed"] += not completed.deadline_met
         self._end(record, completed)
@@ -392,12 +389,13 @@ class Ledger:
     def _end(self, record: RequestRecord, outcome: Outcome) -> None:
         log_end(record, outcome)
         if isinstance(outcome, Completed) and outcome.cascade is not None:
-            self.counters.note_cascade(outcome.cascade)
+            answer = outcome.cascade
+            self.counters.answered[answer.name, answer.stage, answer.reason] += 1
         if isinstance(outcome, Failure) and outcome.kind != "lost" and not record.stages.made:
             self.demand.note_unmade(record)
         if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
             is_met = isinstance(outcome, Completed) and outcome.deadline_met
-            self.counters.note_end(record.view, is_met=is_met)
+            self.counters.note_end(record.request, is_met=is_met)
         if not (isinstance(outcome, Completed) and outcome.is_candidate):
             self._unpublished += record.candidates
         self._withdraw(record)

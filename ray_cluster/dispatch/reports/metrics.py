@@ -13,12 +13,11 @@ from prometheus_client.core import (
     GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
-    SummaryMetricFamily,
 )
 from prometheus_client.registry import Collector
 
 from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
-from ray_cluster.dispatch.reports.statistics import RATIO_BOUNDS
+from ray_cluster.dispatch.reports.statistics import Histogram
 from ray_cluster.observability.metrics_snapshot import Snapshot, take
 
 
@@ -65,7 +64,7 @@ class _CellCollector(Collector):
         yield _counts(
             "refused_images", "Images refused.", ("model", "reason"), cluster.counters.refused
         )
-        yield self._ratios()
+        yield from self._seconds()
         waiting = GaugeMetricFamily(
             "ray_cluster_waiting_images", "Images in the queue.", labels=["model"]
         )
@@ -110,22 +109,12 @@ class _CellCollector(Collector):
         yield from self._cascades()
 
     def _cascades(self) -> Iterator[Metric]:
-        counters = self._cluster.counters
-        labels = ("cascade", "stage")
         yield _counts(
             "cascade_images",
             "Images of cascades, by the stage that made them and why.",
-            (*labels, "reason"),
-            counters.answered,
+            ("cascade", "stage", "reason"),
+            self._cluster.counters.answered,
         )
-        seconds = SummaryMetricFamily(
-            "ray_cluster_cascade_stage_seconds",
-            "Seconds of the stages of images of cascades, waiting included.",
-            labels=labels,
-        )
-        for key, count in sorted(counters.stages.items()):
-            seconds.add_metric(key, count, counters.stage_seconds[key])
-        yield seconds
         for name, documentation in (
             ("threshold", "Confidence below which images are made anew."),
             ("deferral_rate", "Share of the latest images whose confidence is below it."),
@@ -139,6 +128,21 @@ class _CellCollector(Collector):
                     gauge.add_metric([one.name], value)
             yield gauge
 
+    def _seconds(self) -> Iterator[Metric]:
+        counters = self._cluster.counters
+        yield _histograms(
+            "real_over_predicted",
+            "Real over predicted seconds of images at a model, as predicted when they came there.",
+            ["model"],
+            {(model,): one for model, one in counters.ratios.items()},
+        )
+        yield _histograms(
+            "stage_seconds",
+            "Seconds of the stages of images, waiting included.",
+            ["model", "stage"],
+            counters.stages,
+        )
+
     def _deadlines(self) -> Metric:
         cluster = self._cluster
         ends = {(*key, "met"): count for key, count in cluster.counters.met.items()}
@@ -150,18 +154,6 @@ class _CellCollector(Collector):
             ends,
         )
 
-    def _ratios(self) -> Metric:
-        found = HistogramMetricFamily(
-            "ray_cluster_real_over_predicted",
-            "Real over predicted seconds of images, as predicted when they were accepted.",
-            labels=["model"],
-        )
-        bounds = [*map(str, RATIO_BOUNDS), "+Inf"]
-        for model, ratios in sorted(self._cluster.counters.ratios.items()):
-            buckets = zip(bounds, accumulate(ratios.counts), strict=True)
-            found.add_metric([model], list(buckets), sum_value=ratios.total)
-        return found
-
 
 def _counts(
     name: str, documentation: str, labels: Sequence[str], counts: Mapping[Any, int]
@@ -171,3 +163,14 @@ def _counts(
     for key, count in sorted(counts.items()):
         found.add_metric(key, count)
     return found
+
+
+def _histograms(
+    name: str, documentation: str, labels: Sequence[str], found: Mapping[Any, Histogram]
+) -> Metric:
+    """Return histograms whose keys are the values of their labels."""
+    metric = HistogramMetricFamily(f"ray_cluster_{name}", documentation, labels=labels)
+    for key, one in sorted(found.items()):
+        buckets = zip([*map(str, one.bounds), "+Inf"], accumulate(one.counts), strict=True)
+        metric.add_metric(key, list(buckets), sum_value=one.total)
+    return metric

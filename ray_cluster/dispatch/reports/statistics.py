@@ -6,7 +6,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 from ray_cluster.dispatch.records import RequestRecord
 from ray_cluster.policies.admission.estimates import (
@@ -20,11 +20,11 @@ from ray_cluster.policies.admission.estimates import (
 )
 from ray_cluster.policies.costs.cost_model import decode_s
 from ray_cluster.policies.types import Offer, RequestView
-from ray_cluster.protocol.outcomes import CascadeAnswer
-from ray_cluster.requests import Timing
+from ray_cluster.requests import ImageRequest, Timing
 
 # real over predicted seconds: within 10 % and 25 % stand on both sides of 1
 RATIO_BOUNDS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
+SECOND_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 # failures that say nothing of the service: clients cancelled these, or asked wrongly
 CALLERS_OWN = frozenset({"aborted", "invalid"})
 _OTHER = "other"
@@ -82,47 +82,47 @@ class PredictionStats:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratios:
-    """A histogram of real over predicted seconds.
+class Histogram:
+    """Counts of values.
 
     Attributes:
-        counts: of the ratios up to each of ``RATIO_BOUNDS``, and of those above; not cumulative.
-        total: of all ratios.
+        counts: of those up to each bound, and of those above; not cumulative; empty without any.
+        total: of all values.
     """
 
-    counts: tuple[int, ...] = (0,) * (len(RATIO_BOUNDS) + 1)
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...] = ()
     total: float = 0.0
 
-    def plus(self, ratio: float) -> Ratios:
-        bucket, counts = bisect_left(RATIO_BOUNDS, ratio), list(self.counts)
-        counts[bucket] += 1
-        return Ratios(tuple(counts), self.total + ratio)
+    def plus(self, value: float) -> Histogram:
+        counts = list(self.counts or (0,) * (len(self.bounds) + 1))
+        counts[bisect_left(self.bounds, value)] += 1
+        return replace(self, counts=tuple(counts), total=self.total + value)
 
 
-def size_class(view: RequestView) -> str:
-    """Return the side, a power of two, of the smallest square with at least a request's pixels."""
+def size_class(size_px: tuple[int, int]) -> str:
+    """Return the side, a power of two, of the smallest square with at least so many pixels."""
     side = 1
-    while side * side < view.width_px * view.height_px:
+    while side * side < size_px[0] * size_px[1]:
         side *= 2
     return str(side)
 
 
 @dataclass(slots=True)
 class OutcomeCounters:
-    """Counts of a cell's requests for metrics.
+    """Counts of a cell's requests for metrics; a model is what a call names, or a cascade.
 
     Attributes:
         totals: events by name: accepted, refused, completed, missed (completed after their
             deadline), error, aborted, lost, requeued, preempted and so on.
         refused: images by model and reason.
-        met: images that ended by their deadlines, by model and size class.
+        met: images that ended by their deadlines, by model and class of the model's size.
         missed: those that ended later or not at all, except ends of ``CALLERS_OWN``.
-        made: images by model and the fidelity that they got; ``unknown`` where nothing is known of
-            so few steps.
-        ratios: real over predicted seconds, by model.
+        made: images by the model that made them and the fidelity that they got; ``unknown`` where
+            nothing is known of so few steps.
+        ratios: real over predicted seconds, by the queue of the stage.
         answered: images of cascades, by cascade, the stage that made them and the reason.
-        stage_seconds: seconds of their stages, by cascade and stage.
-        stages: how many these were.
+        stages: seconds of the stages that have ended, by model and stage.
     """
 
     totals: Counter[str] = field(default_factory=Counter)
@@ -130,33 +130,31 @@ class OutcomeCounters:
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
     missed: Counter[tuple[str, str]] = field(default_factory=Counter)
     made: Counter[tuple[str, str]] = field(default_factory=Counter)
-    ratios: dict[str, Ratios] = field(default_factory=dict)
+    ratios: dict[str, Histogram] = field(default_factory=dict)
     answered: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    stage_seconds: dict[tuple[str, str], float] = field(default_factory=dict)
-    stages: Counter[tuple[str, str]] = field(default_factory=Counter)
+    stages: dict[tuple[str, str], Histogram] = field(default_factory=dict)
 
     def copy(self) -> OutcomeCounters:
         """Return the counts as they are now."""
         return OutcomeCounters(*(copy(getattr(self, one.name)) for one in fields(self)))
 
-    def note_refused(self, group: Sequence[RequestView], offer: Offer) -> None:
+    def note_refused(self, group: Sequence[ImageRequest], offer: Offer) -> None:
         self.totals["refused"] += len(group)
         if group:
             # clients can ask for any name: that must not become a label each
-            model = _OTHER if offer.reason == "unknown_model" else group[0].model
+            model = _OTHER if offer.reason == "unknown_model" else group[0].called_model
             self.refused[model, str(offer.reason)] += len(group)
 
-    def note_end(self, view: RequestView, *, is_met: bool) -> None:
-        (self.met if is_met else self.missed)[view.model, size_class(view)] += 1
+    def note_end(self, request: ImageRequest, *, is_met: bool) -> None:
+        ends = self.met if is_met else self.missed
+        ends[request.called_model, size_class(request.size_px)] += 1
 
-    def note_cascade(self, answer: CascadeAnswer) -> None:
-        self.answered[answer.name, answer.stage, answer.reason] += 1
-        for one in answer.stages:
-            key = answer.name, one.stage
-            self.stages[key] += 1
-            self.stage_seconds[key] = self.stage_seconds.get(key, 0.0) + one.took_s
+    def note_stage(self, model: str, stage: str, took_s: float) -> None:
+        known = self.stages.get((model, stage), Histogram(SECOND_BOUNDS))
+        self.stages[model, stage] = known.plus(took_s)
 
     def note_ratio(self, model: str, *, took_s: float, predicted_s: float) -> None:
         """Count how far off a prediction was, if there was one."""
         if predicted_s > 0:
-            self.ratios[model] = self.ratios.get(model, Ratios()).plus(took_s / predicted_s)
+            known = self.ratios.get(model, Histogram(RATIO_BOUNDS))
+            self.ratios[model] = known.plus(took_s / predicted_s)
