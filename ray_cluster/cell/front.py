@@ -73,7 +73,7 @@ class Stores:
             ConfigError, JobStoreError: one of them cannot be opened.
         """
         return cls(
-            jobs=SqlJobStore.open(storage.jobs),
+            jobs=SqlJobStore.open(storage.job_store()),
             results=BlobStore(storage.results),
             inputs=InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s),
             states=BlobStore(storage.states),

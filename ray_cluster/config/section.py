@@ -55,6 +55,13 @@ class Section(BaseModel):
 SectionT = TypeVar("SectionT", bound=Section)
 
 
+def absolute(path: str | None) -> str | None:
+    """Return the path of a file that another machine reads; ValueError if it is relative."""
+    if path is not None and not path.startswith("/"):
+        raise ValueError(f"{path!r} is not an absolute path, such as /etc/ray-cluster/FILE")
+    return path
+
+
 def applied(kind: type[Section], key: str) -> Applied:
     """Return how a change of a key of a section reaches a running service."""
     found: Applied = _mark(kind, key).get("applied", kind.APPLIED)
@@ -67,13 +74,18 @@ def _mark(kind: type[BaseModel], key: str) -> Mapping[str, Any]:
 
 
 def part(
-    section: Section, *of: Applied, for_calls: bool = False, for_front: bool = True
+    section: Section,
+    *of: Applied,
+    for_calls: bool = False,
+    for_front: bool = True,
+    given_only: bool = False,
 ) -> dict[str, Any]:
     """Return the keys of a section that have one of some marks, as JSON has them.
 
     Args:
         for_calls: whether those come too that calls are checked with.
         for_front: whether those come that the front alone is started with.
+        given_only: whether those are left out that have their defaults because nobody gave them.
     """
     kind = type(section)
     marks = {key: _mark(kind, key) for key in kind.model_fields}
@@ -83,7 +95,7 @@ def part(
         if (applied(kind, key) in of and (for_front or "front" not in mark))
         or (for_calls and "calls" in mark)
     }
-    return section.model_dump(mode="json", include=keys)
+    return section.model_dump(mode="json", include=keys, exclude_unset=given_only)
 
 
 def with_part(section: SectionT, values: Mapping[str, Any]) -> SectionT:

@@ -21,7 +21,7 @@ _VERSION_CHARS = 12
 _SINGLE = ("http", "limits", "dispatch", "storage", "loras", "control")
 _LISTS = ("pools", "discriminators", "cascades", "controlnets", "upscalers")
 # of the section `http`, in no slice of it
-_KEYS = ("api_keys", "open")
+_KEYS = ("api_keys", "api_keys_file", "open")
 _FOR_GATEWAYS = {"http", "limits", "dispatch", "storage", "pools", "controlnets", "upscalers"}
 
 

@@ -119,18 +119,18 @@ class SettingsWatch:
         """Apply the file if its content has changed since the last look, and has settled."""
         async with self._looking:
             try:
-                content = await asyncio.to_thread(self._file.content)
+                seen = await asyncio.to_thread(self._file.look)
             except ConfigError as error:
                 self._refuse("", error)
                 return
-            digest = hashlib.sha256(content).hexdigest()
+            digest = hashlib.sha256(b"\0".join(seen)).hexdigest()
             if digest == self._digest:
                 return
             await asyncio.sleep(_SETTLED_S)
             try:
-                if await asyncio.to_thread(self._file.content) != content:
+                if await asyncio.to_thread(self._file.look) != seen:
                     return
-                config = await asyncio.to_thread(self._file.parse, content)
+                config = await asyncio.to_thread(self._file.parse, seen[0])
                 self._on_change(config)
             except ConfigError as error:
                 self._refuse(digest, error)
