@@ -87,15 +87,21 @@ def part(
         for_front: whether those come that the front alone is started with.
         given_only: whether those are left out that have their defaults because nobody gave them.
     """
-    kind = type(section)
+    keys = marked_keys(type(section), *of, for_calls=for_calls, for_front=for_front)
+    return section.model_dump(mode="json", include=keys, exclude_unset=given_only)
+
+
+def marked_keys(
+    kind: type[Section], *of: Applied, for_calls: bool = False, for_front: bool = True
+) -> set[str]:
+    """Return the keys of a section that have one of some marks; arguments as of :func:`part`."""
     marks = {key: _mark(kind, key) for key in kind.model_fields}
-    keys = {
+    return {
         key
         for key, mark in marks.items()
         if (applied(kind, key) in of and (for_front or "front" not in mark))
         or (for_calls and "calls" in mark)
     }
-    return section.model_dump(mode="json", include=keys, exclude_unset=given_only)
 
 
 def with_part(section: SectionT, values: Mapping[str, Any]) -> SectionT:
@@ -105,6 +111,12 @@ def with_part(section: SectionT, values: Mapping[str, Any]) -> SectionT:
         pydantic.ValidationError: the values do not suit the others.
     """
     return type(section).model_validate({**section.model_dump(), **values})
+
+
+def changed(section: SectionT, **values: Any) -> SectionT:
+    """Return a section with values that need no check; what they leave as it is was not given."""
+    update = {key: value for key, value in values.items() if value != getattr(section, key)}
+    return section.model_copy(update=update)
 
 
 def section_in(annotation: Any) -> type[Any] | None:

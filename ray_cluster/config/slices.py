@@ -26,9 +26,10 @@ logger = logging.getLogger(__name__)
 
 SectionT = TypeVar("SectionT", bound=Section)
 
-_OF_ALL = ("dispatch", "logs")
-_OF_FRONT = ("http", "dispatch", "storage", "loras", "preprocessors", "logs", "control")
-_OF_CONTROLLER = ("control", *_OF_ALL)
+# sections that processes are started with
+OF_ALL = ("dispatch", "logs")
+OF_FRONT = ("http", "dispatch", "storage", "loras", "preprocessors", "logs", "control")
+OF_CONTROLLER = ("control", *OF_ALL)
 
 
 class FrontArguments(Document):
@@ -72,10 +73,14 @@ def front_arguments(
     overridden: tuple[str, ...] = (),
 ) -> FrontArguments:
     """Return the front's part of a configuration; arguments as of :class:`FrontArguments`."""
+    places: dict[str, Any] = {}
+    if settings is not None:
+        places["settings"] = str(Path(settings).absolute())
+    if folder is not None:
+        places["folder"] = str(folder)
     return FrontArguments(
-        **_started(config, _OF_FRONT),
-        settings=None if settings is None else str(Path(settings).absolute()),
-        folder=None if folder is None else str(folder),
+        **_started(config, OF_FRONT),
+        **places,
         overridden=overridden,
         api_keys=tuple(SecretStr(key) for key in environment_keys()),
     )
@@ -83,14 +88,14 @@ def front_arguments(
 
 def controller_arguments(config: Document) -> Document:
     """Return the controller's part of a configuration."""
-    return Document(**_started(config, _OF_CONTROLLER))
+    return Document(**_started(config, OF_CONTROLLER))
 
 
 def worker_arguments(config: Document, name: str) -> WorkerArguments:
     """Return the part of a worker's replicas; ConfigError if there is no such worker."""
     kind = config.kind_of(name)
     row = KINDS[kind]
-    parts = _started(config, (*_OF_ALL, *row.also_reads), for_front=False)
+    parts = _started(config, (*OF_ALL, *row.also_reads), for_front=False)
     if kind == "lora":
         parts |= _started(config, [row.section], for_front=False)
     else:
@@ -225,7 +230,7 @@ def outranked(running: FrontArguments, wanted: Document) -> list[str]:
 
 def _front_differences(running: FrontArguments, wanted: Document) -> Iterator[tuple[str, Any, Any]]:
     before, after = (
-        {name: part(getattr(one, name), "redeploy") for name in _OF_FRONT}
+        {name: part(getattr(one, name), "redeploy") for name in OF_FRONT}
         for one in (running, wanted)
     )
     return _differences(before, after)

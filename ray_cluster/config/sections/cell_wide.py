@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_cluster.config.section import FRONT, LIVE, REDEPLOY, Section, absolute
+from ray_cluster.config.section import FRONT, LIVE, REDEPLOY, Section, absolute, changed
 from ray_cluster.errors import ConfigError
 
 # the keys of `storage` that name a folder or an object store's URL
@@ -282,14 +282,15 @@ class StorageConfig(Section):
         """Return it with absolute paths: its readers run in other working folders."""
         jobs = self.jobs
         kind, mark, path = jobs.partition(":///")
-        if kind == "sqlite" and mark and path and path != ":memory:":
+        is_file = kind == "sqlite" and mark and path and path != ":memory:"
+        if is_file and self.jobs_file is None:
             jobs = f"sqlite:///{folder / path}"
         urls = {name: getattr(self, name) for name in BLOB_FOLDERS}
         folders = {
             name: url if "://" in url else str(folder / Path(url).expanduser())
             for name, url in urls.items()
         }
-        return self.model_copy(update={"jobs": jobs} | folders)
+        return changed(self, jobs=jobs, **folders)
 
     def check_nodes(self, num_nodes: int, *, has_jobs: bool = True) -> None:
         """Refuse files of one node as the storage of a cell on several.
