@@ -96,6 +96,9 @@ async def test_a_swapped_config_map_is_followed(tmp_path: Path) -> None:
 async def test_a_gateway_waits_for_another_version_than_it_has() -> None:
     clock, first = FakeClock(), some_settings()
     book = SettingsBook(first, clock)
+    # who stands by serves nobody
+    assert await book.wait("g", "", 0.01) is None
+    book.put(first)
     news = await book.wait("g", "", 5.0)
     assert news is not None
     assert news.version == first.version

@@ -30,6 +30,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{/* The configuration with what the chart itself decides: where mounted files are. */}}
 {{- define "ray-cluster.config" -}}
 {{- $config := deepCopy .Values.config -}}
+{{- $_ := set $config.dispatch "service" (printf "%s/%s" .Release.Namespace (include "ray-cluster.name" .)) -}}
 {{- if .Values.apiKeys.secret -}}
 {{- $_ := set $config.http "api_keys_file" (printf "/etc/ray-cluster/keys/%s" .Values.apiKeys.key) -}}
 {{- end -}}

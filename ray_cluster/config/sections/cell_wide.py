@@ -140,6 +140,14 @@ class DispatchConfig(Section):
         description="port of the dispatcher; 0 for any free one",
         json_schema_extra=FRONT,
     )
+    service: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9./_-]{0,127}$",
+        description="name of the service in its job store. While an earlier Ray cluster of that "
+        "name serves, a later one stands by, and takes over once all its workers are ready; null: "
+        "it does not start then",
+        json_schema_extra=FRONT,
+    )
     front_resource: str | None = Field(
         None,
         pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,62}$",
