@@ -50,6 +50,8 @@ _HEALTH_PERIOD_S = 5.0
 _HEALTH_TIMEOUT_S = 30.0
 # calls are held open by design: Serve must neither queue nor refuse them
 _UNBOUNDED = 100_000
+# of a custom resource that only says where something may run
+_RESOURCE_SHARE = 0.001
 _ONE: Mapping[str, Any] = {"num_replicas": 1}
 
 # what deploy files had, each for a kind of worker
@@ -133,7 +135,7 @@ def _validated(kind: type[SectionT], given: object) -> SectionT:
 def _front(
     arguments: FrontArguments, config: ClusterConfig | None, num_gateways: int
 ) -> Application:
-    options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
+    options = _front_options(arguments)
     logs = arguments.logs
     dispatcher = _deployment(Dispatcher, DISPATCHER, _ONE, options, logs, shutdown_s=5.0)
     gateway = _deployment(Gateway, GATEWAY, {"num_replicas": num_gateways}, options, logs)
@@ -142,9 +144,17 @@ def _front(
     return gateway.bind(arguments, dispatcher.bind(arguments, config))
 
 
+def _front_options(arguments: Document | None = None) -> dict[str, Any]:
+    """Return the actor options of what computes nothing: on the front's nodes, if it has some."""
+    options: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
+    if arguments is not None and (resource := arguments.dispatch.front_resource) is not None:
+        options["resources"] = {resource: _RESOURCE_SHARE}
+    return options
+
+
 def _worker(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Application:
     row = KINDS[arguments.kind]
-    options: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
+    options = _front_options()
     if not row.is_light:
         own = arguments.own
         options = {
@@ -160,7 +170,7 @@ def _worker(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Applicat
 
 
 def _controller(arguments: Document) -> Application:
-    options = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
+    options = _front_options(arguments)
     kind, name = Controller, CONTROLLER_DEPLOYMENT
     return _deployment(kind, name, _ONE, options, arguments.logs, shutdown_s=5.0).bind(arguments)
 

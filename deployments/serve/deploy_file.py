@@ -27,7 +27,7 @@ CONTROLLER_DEPLOYMENT = "Controller"
 PLAN_SCALING = "ray_cluster.deployments.serve.plan_scaling:PlanScaling"
 """The autoscaling policy of workers where ``control.scaling`` is ``policy``."""
 
-_BUILDER = "ray_cluster.deployments.app:build_app"
+BUILDER = "ray_cluster.deployments.app:build_app"
 # Serve must have one; what bounds a plan are the settings
 _MOST_REPLICAS = 10_000
 
@@ -75,6 +75,11 @@ def replica_options(control: ControlConfig, num_replicas: int) -> dict[str, Any]
     """
     if not control.scales_by_policy:
         return {"num_replicas": num_replicas}
+    return scaled_by_policy(num_replicas)
+
+
+def scaled_by_policy(num_replicas: int) -> dict[str, Any]:
+    """Return these options where an autoscaling policy sets the count."""
     return {
         "num_replicas": "auto",
         "autoscaling_config": {
@@ -95,7 +100,7 @@ def _front(config: ClusterConfig, settings: Path, folder: Path | None) -> dict[s
     return {
         "name": FRONT,
         "route_prefix": "/",
-        "import_path": _BUILDER,
+        "import_path": BUILDER,
         "args": {"front": as_json(arguments)},
         "deployments": [{"name": GATEWAY, "num_replicas": config.http.num_gateways}],
     }
@@ -105,7 +110,7 @@ def _controller(config: ClusterConfig) -> dict[str, Any]:
     return {
         "name": CONTROLLER,
         "route_prefix": None,
-        "import_path": _BUILDER,
+        "import_path": BUILDER,
         "args": {"controller": as_json(controller_arguments(config))},
         "deployments": [{"name": CONTROLLER_DEPLOYMENT, "num_replicas": 1}],
     }
@@ -116,7 +121,7 @@ def _worker(config: ClusterConfig, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "route_prefix": None,
-        "import_path": _BUILDER,
+        "import_path": BUILDER,
         # whoever sets replica counts from outside Serve; never beside an autoscaling policy
         "external_scaler_enabled": "autoscaling_config" not in replicas,
         "args": {"worker": as_json(arguments)},

@@ -29,27 +29,29 @@ FRONT_ENVIRONMENT = {
 ALLOCATOR_ENVIRONMENT = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
 
 
+NODE_ENVIRONMENT = {
+    **_MESSAGES,
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    # from the proxy to the gateways: faster, and a frozen gateway can't stop the proxy
+    "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
+    # in the proxy: a small body comes along with its request, and commands to Serve do not
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": (
+        "ray_cluster.deployments.serve.early_body.proxy_middlewares"
+    ),
+    # uvicorn in that proxy would believe what peers on its machine say of themselves and the
+    # address that they were called at; the gateways decide whom to believe, by the settings
+    "FORWARDED_ALLOW_IPS": "",
+    # at Ray's own 15, any other busy process of the machine starves the service
+    "RAY_worker_niceness": "0",
+}
+"""Of all processes of a Ray node, whoever starts it."""
+
+
 def apply_ray_environment(config: RayConfig) -> None:
     """Set what a local Ray takes over from this process; call before ray is imported.
 
     Ray keeps its token in the home folder and asks for it at its own ports and in its dashboard
     (``ray get-auth-token`` prints it). What is set already is left alone.
     """
-    settings = {
-        **_MESSAGES,
-        "RAY_AUTH_MODE": config.auth,
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-        # from the proxy to the gateways: faster, and a frozen gateway can't stop the proxy
-        "RAY_SERVE_USE_GRPC_BY_DEFAULT": "1",
-        # in the proxy: a small body comes along with its request, and commands to Serve do not
-        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": (
-            "ray_cluster.deployments.serve.early_body.proxy_middlewares"
-        ),
-        # uvicorn in that proxy would believe what peers on its machine say of themselves and the
-        # address that they were called at; the gateways decide whom to believe, by the settings
-        "FORWARDED_ALLOW_IPS": "",
-        # at Ray's own 15, any other busy process of the machine starves the service
-        "RAY_worker_niceness": "0",
-    }
-    set_environment(settings)
+    set_environment({"RAY_AUTH_MODE": config.auth, **NODE_ENVIRONMENT})

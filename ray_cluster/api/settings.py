@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from contextlib import suppress
 from dataclasses import replace
 
 from pydantic import ValidationError
@@ -27,6 +28,8 @@ logger = logging.getLogger(__name__)
 
 _HOLD_S = 10.0
 _RETRY_S = 0.3
+# calls that wait for settings
+_MOST_WAITING = 1000
 # a gateway that starts waits for its first settings before it takes calls, but not for ever
 _FIRST_S = 20.0
 
@@ -46,6 +49,7 @@ class CurrentSettings:
         self._first_models: tuple[str, ...] | None = None
         self.removed_models: frozenset[str] = frozenset()
         self.are_here = asyncio.Event()
+        self._num_waiting = 0
         if first is not None:
             self.put(first)
 
@@ -80,6 +84,20 @@ class CurrentSettings:
     def http(self) -> HttpConfig:
         """What stands in front; nothing before there are settings."""
         return self._document.http
+
+    async def first(self) -> None:
+        """Wait for the first settings, for a while; an earlier Ray cluster may still serve.
+
+        So many calls wait at most; others go on, and are refused.
+        """
+        if self._settings is None and self._num_waiting < _MOST_WAITING:
+            self._num_waiting += 1
+            try:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_FIRST_S):
+                        await self.are_here.wait()
+            finally:
+                self._num_waiting -= 1
 
     def api_keys(self) -> tuple[ApiKey, ...]:
         """Return the keys of those who may call; none where anybody may.

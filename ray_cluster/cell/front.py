@@ -10,6 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -54,6 +55,8 @@ logger = logging.getLogger(__name__)
 _SILENCE_S = 30.0
 # within which a store of LoRAs registers, on a busy machine too
 _STORE_STARTS_S = 60.0
+# in which what is being written of jobs that are handed over ends
+_LEAVES_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +76,7 @@ class Stores:
             ConfigError, JobStoreError: one of them cannot be opened.
         """
         return cls(
-            jobs=SqlJobStore.open(storage.jobs),
+            jobs=SqlJobStore.open(storage.job_store()),
             results=BlobStore(storage.results),
             inputs=InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s),
             states=BlobStore(storage.states),
@@ -149,6 +152,10 @@ class Front:
             lora_sources=arguments.loras.sources,
         )
         self.jobs.ownership.cell = identity.cell
+        self.jobs.ownership.service = arguments.dispatch.service or ""
+        self.jobs.ownership.on_wanted = self._hand_over
+        self._leaving: asyncio.Task[None] | None = None
+        self._is_started = False
         self.jobs.control.is_enabled = arguments.control.enabled
         keys = self.jobs.known_keys
         self.settings = LiveSettings(arguments, config, file, self.core, clock, keys)
@@ -186,6 +193,23 @@ class Front:
             for name in methods_of(interface)
         }
 
+    async def stands_by(self) -> bool:
+        """Whether an earlier cell of this service still serves: :meth:`start` takes over from it
+        once all workers of this one have registered, which they can do meanwhile."""
+        if not await self.jobs.ownership.stands_by():
+            return False
+        # what workers are told before they load; calls are not answered
+        self.dispatch.apply(self.settings.book.settings)
+        return True
+
+    def _is_ready(self) -> bool:
+        registered = {one.registration.pool for one in self.core.replicas}
+        return registered >= {one.name for one in self.settings.book.settings.workers}
+
+    def _hand_over(self) -> None:
+        """Begin to leave the jobs to a later cell of this service."""
+        self._leaving = asyncio.create_task(self.jobs.hand_over(), context=Context())
+
     async def start(self) -> None:
         """Take the job store over, put the settings in force, and begin to restore open jobs.
 
@@ -194,7 +218,10 @@ class Front:
                 :meth:`Ownership.take <ray_cluster.jobs.store.ownership.Ownership.take>`.
         """
         # before anything is read or written
-        await self.jobs.ownership.take()
+        await self.jobs.ownership.take(self._is_ready)
+        self._is_started = True
+        for replica in self.core.replicas:
+            self._save_worker(replica.registration)
         await self.settings.start(self._apply)
         # not before the open jobs are known
         self.jobs.on_restored = self._note_restored
@@ -203,6 +230,8 @@ class Front:
     async def stop(self) -> None:
         """Let the next front have the job store at once, and end all held polls."""
         self.settings.stop()
+        if self._leaving is not None:
+            await asyncio.wait([self._leaving], timeout=_LEAVES_S)
         await self.jobs.close()
         await self.states.close()
         await self.dispatch.close()
@@ -210,7 +239,9 @@ class Front:
     def check_health(self) -> None:
         """Raise RuntimeError when it has to be replaced."""
         if self.jobs.ownership.is_lost:
-            raise RuntimeError("another dispatcher has taken the job store")
+            raise RuntimeError("another dispatcher has taken the job store, or it is to be taken")
+        if self._leaving is not None and self._leaving.done():
+            self._leaving.result()
         if not self.settings.is_healthy:
             raise RuntimeError("the settings are not watched any more")
         if not self.dispatch.is_healthy:
@@ -228,7 +259,9 @@ class Front:
         self.jobs.apply(settings)
 
     def _save_worker(self, registration: Registration) -> None:
-        self.jobs.save_worker(registration)
+        # before that the store is another's
+        if self._is_started:
+            self.jobs.save_worker(registration)
 
 
 def core_of(config: ClusterConfig, epoch: int = 1, now_s: float = 0.0) -> DispatchCore:

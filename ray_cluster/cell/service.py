@@ -70,7 +70,12 @@ class CellService:
         return (*own, *self._jobs.control.metrics())
 
     async def starting(self) -> tuple[str, ...]:
-        """Return the models that are known from before and of which no replica has come yet."""
+        """Return the models that are known from before and of which no replica has come yet.
+
+        Raises:
+            JobStoreUnavailable: another cell has taken over.
+        """
+        self._jobs.check_not_handed_over()
         return self._dispatch.starting
 
     async def warnings(self) -> tuple[str, ...]:

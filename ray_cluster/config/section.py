@@ -55,6 +55,13 @@ class Section(BaseModel):
 SectionT = TypeVar("SectionT", bound=Section)
 
 
+def absolute(path: str | None) -> str | None:
+    """Return the path of a file that another machine reads; ValueError if it is relative."""
+    if path is not None and not path.startswith("/"):
+        raise ValueError(f"{path!r} is not an absolute path, such as /etc/ray-cluster/FILE")
+    return path
+
+
 def applied(kind: type[Section], key: str) -> Applied:
     """Return how a change of a key of a section reaches a running service."""
     found: Applied = _mark(kind, key).get("applied", kind.APPLIED)
@@ -67,23 +74,34 @@ def _mark(kind: type[BaseModel], key: str) -> Mapping[str, Any]:
 
 
 def part(
-    section: Section, *of: Applied, for_calls: bool = False, for_front: bool = True
+    section: Section,
+    *of: Applied,
+    for_calls: bool = False,
+    for_front: bool = True,
+    given_only: bool = False,
 ) -> dict[str, Any]:
     """Return the keys of a section that have one of some marks, as JSON has them.
 
     Args:
         for_calls: whether those come too that calls are checked with.
         for_front: whether those come that the front alone is started with.
+        given_only: whether those are left out that have their defaults because nobody gave them.
     """
-    kind = type(section)
+    keys = marked_keys(type(section), *of, for_calls=for_calls, for_front=for_front)
+    return section.model_dump(mode="json", include=keys, exclude_unset=given_only)
+
+
+def marked_keys(
+    kind: type[Section], *of: Applied, for_calls: bool = False, for_front: bool = True
+) -> set[str]:
+    """Return the keys of a section that have one of some marks; arguments as of :func:`part`."""
     marks = {key: _mark(kind, key) for key in kind.model_fields}
-    keys = {
+    return {
         key
         for key, mark in marks.items()
         if (applied(kind, key) in of and (for_front or "front" not in mark))
         or (for_calls and "calls" in mark)
     }
-    return section.model_dump(mode="json", include=keys)
 
 
 def with_part(section: SectionT, values: Mapping[str, Any]) -> SectionT:
@@ -93,6 +111,12 @@ def with_part(section: SectionT, values: Mapping[str, Any]) -> SectionT:
         pydantic.ValidationError: the values do not suit the others.
     """
     return type(section).model_validate({**section.model_dump(), **values})
+
+
+def changed(section: SectionT, **values: Any) -> SectionT:
+    """Return a section with values that need no check; what they leave as it is was not given."""
+    update = {key: value for key, value in values.items() if value != getattr(section, key)}
+    return section.model_copy(update=update)
 
 
 def section_in(annotation: Any) -> type[Any] | None:

@@ -23,7 +23,7 @@ _LISTS = tuple(
     name for name, one in Document.model_fields.items() if get_origin(one.annotation) is tuple
 )
 # of the section `http`, in no slice of it
-_KEYS = ("api_keys", "open")
+_KEYS = ("api_keys", "api_keys_file", "open")
 _FOR_GATEWAYS = {"http", "limits", "dispatch", "storage", *_LISTS}
 
 

@@ -26,9 +26,10 @@ logger = logging.getLogger(__name__)
 
 SectionT = TypeVar("SectionT", bound=Section)
 
-_OF_ALL = ("dispatch", "logs")
-_OF_FRONT = ("http", "dispatch", "storage", "loras", "preprocessors", "logs", "control")
-_OF_CONTROLLER = ("control", *_OF_ALL)
+# sections that processes are started with
+OF_ALL = ("dispatch", "logs")
+OF_FRONT = ("http", "dispatch", "storage", "loras", "preprocessors", "logs", "control")
+OF_CONTROLLER = ("control", *OF_ALL)
 
 
 class FrontArguments(Document):
@@ -72,10 +73,14 @@ def front_arguments(
     overridden: tuple[str, ...] = (),
 ) -> FrontArguments:
     """Return the front's part of a configuration; arguments as of :class:`FrontArguments`."""
+    places: dict[str, Any] = {}
+    if settings is not None:
+        places["settings"] = str(Path(settings).absolute())
+    if folder is not None:
+        places["folder"] = str(folder)
     return FrontArguments(
-        **_started(config, _OF_FRONT),
-        settings=None if settings is None else str(Path(settings).absolute()),
-        folder=None if folder is None else str(folder),
+        **_started(config, OF_FRONT),
+        **places,
         overridden=overridden,
         api_keys=tuple(SecretStr(key) for key in environment_keys()),
     )
@@ -83,18 +88,18 @@ def front_arguments(
 
 def controller_arguments(config: Document) -> Document:
     """Return the controller's part of a configuration."""
-    return Document(**_started(config, _OF_CONTROLLER, for_front=False))
+    return Document(**_started(config, OF_CONTROLLER))
 
 
 def worker_arguments(config: Document, name: str) -> WorkerArguments:
     """Return the part of a worker's replicas; ConfigError if there is no such worker."""
     kind = config.kind_of(name)
     row = KINDS[kind]
-    parts = _started(config, (*_OF_ALL, *row.also_reads), for_front=False)
+    parts = _started(config, (*OF_ALL, *row.also_reads), for_front=False)
     if kind == "lora":
         parts |= _started(config, [row.section], for_front=False)
     else:
-        parts[row.section] = [part(_found(config, name), "redeploy")]
+        parts[row.section] = [part(_found(config, name), "redeploy", given_only=True)]
     if kind == "denoise":
         parts["controlnets"] = _run_by(config, name)
     return WorkerArguments(kind=kind, name=name, **parts)
@@ -104,7 +109,7 @@ def _run_by(config: Document, pool: str) -> list[dict[str, Any]]:
     """Return the ControlNets that the replicas of a pool run themselves."""
     models = {one.name: one.model_name for one in config.pools}
     return [
-        part(one, "redeploy")
+        part(one, "redeploy", given_only=True)
         for one in config.controlnets
         if not one.is_service and models[pool] in one.bases
     ]
@@ -113,7 +118,11 @@ def _run_by(config: Document, pool: str) -> list[dict[str, Any]]:
 def _started(
     config: Document, sections: Iterable[str], *, for_front: bool = True
 ) -> dict[str, Any]:
-    return {name: part(getattr(config, name), "redeploy", for_front=for_front) for name in sections}
+    parts = {
+        name: part(getattr(config, name), "redeploy", for_front=for_front, given_only=True)
+        for name in sections
+    }
+    return {name: given for name, given in parts.items() if given}
 
 
 def _found(config: Document, name: str) -> WorkerConfig:
@@ -220,7 +229,11 @@ def outranked(running: FrontArguments, wanted: Document) -> list[str]:
 
 
 def _front_differences(running: FrontArguments, wanted: Document) -> Iterator[tuple[str, Any, Any]]:
-    return _differences(_started(running, _OF_FRONT), _started(wanted, _OF_FRONT))
+    before, after = (
+        {name: part(getattr(one, name), "redeploy") for name in OF_FRONT}
+        for one in (running, wanted)
+    )
+    return _differences(before, after)
 
 
 def replicas_key(pool: str) -> str:

@@ -29,6 +29,8 @@ _SETTLED_S = 0.2
 class SettingsBook:
     """Hands the settings in force to gateways, and keeps which version each has applied.
 
+    Gateways get none before the first :meth:`put`: whoever stands by serves nobody.
+
     Args:
         clock: monotonic seconds.
     """
@@ -40,9 +42,11 @@ class SettingsBook:
         self._applied: dict[str, tuple[str, float]] = {}
         self.settings = settings
         self._for_gateways = gateway_settings(settings)
+        self._is_in_force = False
 
     def put(self, settings: Settings) -> None:
         """Put other settings in force, and answer all held calls for them."""
+        self._is_in_force = True
         self.settings = settings
         self._for_gateways = gateway_settings(settings)
         self._changed.set()
@@ -55,13 +59,16 @@ class SettingsBook:
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(wait_s):
-                    while seen == self.settings.version:
+                    while not self._is_news(seen):
                         await self._changed.wait()
         except asyncio.CancelledError:
             # its process is gone, or will call again
             self._applied.pop(process_id, None)
             raise
-        return None if seen == self.settings.version else self._for_gateways
+        return self._for_gateways if self._is_news(seen) else None
+
+    def _is_news(self, seen: str) -> bool:
+        return self._is_in_force and seen != self.settings.version
 
     def version_by_gateway(self) -> dict[str, str]:
         """Return the version that each live gateway has applied; empty where none yet."""
@@ -119,18 +126,18 @@ class SettingsWatch:
         """Apply the file if its content has changed since the last look, and has settled."""
         async with self._looking:
             try:
-                content = await asyncio.to_thread(self._file.content)
+                seen = await asyncio.to_thread(self._file.look)
             except ConfigError as error:
                 self._refuse("", error)
                 return
-            digest = hashlib.sha256(content).hexdigest()
+            digest = hashlib.sha256(b"\0".join(seen)).hexdigest()
             if digest == self._digest:
                 return
             await asyncio.sleep(_SETTLED_S)
             try:
-                if await asyncio.to_thread(self._file.content) != content:
+                if await asyncio.to_thread(self._file.look) != seen:
                     return
-                config = await asyncio.to_thread(self._file.parse, content)
+                config = await asyncio.to_thread(self._file.parse, seen[0])
                 self._on_change(config)
             except ConfigError as error:
                 self._refuse(digest, error)

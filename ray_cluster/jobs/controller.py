@@ -113,6 +113,10 @@ class ControlService:
         self._settings = settings
         return within(settings, self._plan if self.is_enabled else None)
 
+    def leave(self) -> None:
+        """Have nothing observed and planned any more: another cell has taken this one's place."""
+        self._settings = None
+
     def note_worker(self, registration: Registration) -> None:
         """Know a worker that has registered."""
         self._known[registration.pool] = registration

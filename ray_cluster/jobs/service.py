@@ -54,6 +54,7 @@ logger = logging.getLogger(__name__)
 _RECONCILE_EVERY_S = 60.0
 # a cancelled job is cancelled at once; its caller waits for it to be written, too
 _WRITTEN_S = 2.0
+_LOOK_EVERY_S = 0.5
 
 
 class JobService:
@@ -120,6 +121,8 @@ class JobService:
         )
         self._watchers = JobWatchers(self._views.version, lambda one: self._views.view(one.job))
         self._tasks = Tasks()
+        # to another cell
+        self._is_leaving = False
         # images of jobs that have failed, still to be aborted
         self._useless: list[str] = []
         self._aborting: asyncio.Task[None] | None = None
@@ -217,7 +220,41 @@ class JobService:
 
         Once this returns an accepted job, it survives the death of every process.
         """
+        self.check_not_handed_over()
         return await self._creation.create(job)
+
+    def check_not_handed_over(self) -> None:
+        """Raise JobStoreUnavailable once another cell has the jobs, or is to have them."""
+        if self._is_leaving:
+            raise JobStoreUnavailable(
+                "a later Ray cluster has taken this service over: call again, and it answers"
+            )
+
+    async def hand_over(self) -> None:
+        """Leave the jobs to another cell's dispatcher: none is accepted, made or written any more.
+
+        What is being written as it ended is waited for; what is being made goes on there, from its
+        last stored state. Calls that wait for images without a job are served to their end.
+        """
+        self._is_leaving = True
+        await self._creation.close()
+        ending = [one.stored.wait() for one in self._open if not one.pending and not one.is_void]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_WRITTEN_S):
+                await asyncio.gather(*ending)
+        left = list(self._open)
+        for one in left:
+            one.is_void = True
+            self._open.remove(one)
+        await self._tasks.close()
+        self._watchers.close()
+        ids = [request.request_id for one in left for request in one.pending]
+        for begin in range(0, len(ids), AT_ONCE):
+            await self._dispatch.abort(ids[begin : begin + AT_ONCE])
+            await asyncio.sleep(0)
+        self.control.leave()
+        await self.ownership.hand_over()
+        logger.warning("handed %d open jobs over to a later Ray cluster", len(left))
 
     async def job(self, client: str, job_id: str, wait_s: float = 0.0) -> JobView | None:
         """Return a client's job, once it has ended or ``wait_s`` are over; None for another's."""
@@ -231,6 +268,9 @@ class JobService:
         job = await self._find(client, job_id)
         if job is None or job.client != client_of(client):
             return None
+        if self._is_leaving and not job.is_final:
+            # it is made elsewhere, and only the store tells of it
+            await asyncio.sleep(min(wait_s, _LOOK_EVERY_S))
         return await self._as_ended(client, self._views.view(job))
 
     async def job_change(
@@ -273,6 +313,7 @@ class JobService:
 
     async def cancel_job(self, client: str, job_id: str) -> JobView | None:
         """End a job now; one that has ended stays as it is."""
+        self.check_not_handed_over()
         if (open_job := self._open.of(client_of(client), job_id)) is not None:
             ids = open_job.cancel()
             await self._dispatch.abort(ids)
@@ -292,11 +333,13 @@ class JobService:
         results = "the result store cannot be read or written"
         inputs = "the store of images that clients send cannot be read or written"
         taken = "another dispatcher has taken the job store: this one ends"
+        left = "a later Ray cluster has taken the jobs over: this one ends what it has begun"
         newer = f"{len(self._store.newer)} jobs of a later release are left alone"
         damaged = f"{self._store.num_damaged} damaged jobs are put aside: see table damaged_jobs"
         failing = {
             jobs: self._threads.is_failing,
             taken: self.ownership.is_lost,
+            left: self._is_leaving,
             newer: self._store.newer,
             damaged: self._store.num_damaged,
             results: self._sweeper.is_failing or self._restorer.is_failing,

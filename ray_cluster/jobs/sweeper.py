@@ -176,7 +176,7 @@ class InputSweeper(Sweeper):
         self,
         inputs: InputStore,
         open_requests: Callable[[], Iterable[ImageRequest]],
-        check_owner: Callable[[], Awaitable[None]],
+        check_owner: Callable[[], Awaitable[object]],
         knows_too_little: Callable[[], bool],
         wall_clock: Callable[[], float],
     ) -> None:

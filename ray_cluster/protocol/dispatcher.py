@@ -105,8 +105,13 @@ class CellCalls(Protocol):
         """Return what is wrong though the dispatcher answers."""
         ...
 
+    @raises(JobStoreUnavailable)
     async def starting(self) -> tuple[str, ...]:
-        """Return models known from an earlier dispatcher of which no replica has registered yet."""
+        """Return models known from an earlier dispatcher of which no replica has registered yet.
+
+        Raises:
+            JobStoreUnavailable: another cell has taken over from this one.
+        """
         ...
 
     async def undeployed(self) -> tuple[str, ...]:

@@ -110,3 +110,24 @@ def test_what_is_no_yaml_is_said_with_its_place(tmp_path: Path) -> None:
         "cannot read the configuration: line 3, column 7: while parsing a flow sequence, expected "
         "',' or ']', but got ':' (it begins at line 2, column 13)"
     )
+
+
+def test_keys_come_from_a_file_as_well(tmp_path: Path) -> None:
+    path, keys = tmp_path / "my.yaml", tmp_path / "keys.yaml"
+    path.write_text(f"http: {{api_keys: [one], api_keys_file: {keys}}}\n{GOOD}")
+    file = SettingsFile(path)
+    with pytest.raises(ConfigError, match="cannot read the file of API keys"):
+        file.parse(file.content())
+    keys.write_text("api_keys: [two]")
+    config = file.parse(file.content())
+    assert [key.plain for key in config.http.api_keys] == ["one", "two"]
+    before = file.look()
+    keys.write_text("api_keys: [three]")
+    assert file.look() != before
+    for wrong in ("[two]", "api_keys: two", "api_keys: []\nkeys: []"):
+        keys.write_text(wrong)
+        with pytest.raises(ConfigError, match=r"keys and values|must hold the key 'api_keys'"):
+            file.parse(file.content())
+    keys.write_text("api_keys: ['', 1]")
+    with pytest.raises(ConfigError, match=r"http\.api_keys\.1.*empty"):
+        file.parse(file.content())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ray_cluster.config.sections.cell_wide import StorageConfig
@@ -48,3 +50,19 @@ def test_servers_are_taken_on_any_number_of_nodes() -> None:
         jobs=POSTGRESQL, results="s3://bucket/r", states="s3://bucket/s", inputs="s3://bucket/i"
     )
     config.check_nodes(9)
+
+
+def test_the_job_stores_url_comes_from_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "url"
+    config = StorageConfig(
+        jobs_file=str(path), results="s3://b/results", states="s3://b/states", inputs="s3://b/in"
+    )
+    with pytest.raises(ConfigError, match=r"storage\.jobs_file cannot be read"):
+        config.job_store()
+    path.write_text("postgresql://me:secret@db/jobs\n")
+    assert config.job_store() == "postgresql://me:secret@db/jobs"
+    config.check_nodes(2)
+    path.write_text("mysql://me:secret@db/jobs")
+    with pytest.raises(ConfigError, match="must be sqlite:///FILE or postgresql://") as refused:
+        config.job_store()
+    assert "secret" not in str(refused.value)

@@ -10,6 +10,7 @@ from ray.serve.config import AutoscalingConfig
 from ray.serve.schema import ServeDeploySchema
 
 from ray_cluster.config.loading import load_config
+from ray_cluster.deployments.app import build_app
 from ray_cluster.deployments.serve.deploy_file import PLAN_SCALING, serve_config
 
 CELL: dict[str, Any] = {
@@ -61,3 +62,17 @@ def test_an_autoscaling_policy_acts_on_workers_alone() -> None:
         assert (scaling.upscale_delay_s, scaling.downscale_delay_s) == (0, 0)
         assert applications[name].args.keys() == {"worker"}
     assert applications["controller"].args["controller"]["control"]["scaling"] == "policy"
+
+
+def test_the_front_runs_where_its_resource_is() -> None:
+    config = load_config(
+        {**CELL, "dispatch": {"front_resource": "front"}, "control": {"enabled": True}}
+    )
+    found = serve_config(config, Path("/etc/my.yaml"))
+    args = {one["name"]: one["args"] for one in found["applications"]}
+    for name, content in args.items():
+        application = build_app(content)
+        options = application._bound_deployment.ray_actor_options
+        wanted = {"front": pytest.approx(0.001)} if name in {"front", "controller"} else None
+        assert options.get("resources") == wanted
+        assert ("front_resource" in str(content)) == (name in {"front", "controller"})

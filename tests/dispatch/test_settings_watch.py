@@ -96,6 +96,9 @@ async def test_a_swapped_config_map_is_followed(tmp_path: Path) -> None:
 async def test_a_gateway_waits_for_another_version_than_it_has() -> None:
     clock, first = FakeClock(), some_settings()
     book = SettingsBook(first, clock)
+    # who stands by serves nobody
+    assert await book.wait("g", "", 0.01) is None
+    book.put(first)
     news = await book.wait("g", "", 5.0)
     assert news is not None
     assert news.version == first.version
@@ -147,3 +150,24 @@ async def test_a_file_that_is_being_written_is_waited_for(tmp_path: Path) -> Non
     assert watched.applied == [10]
     await watched.watch.look()
     assert watched.applied == [10, 20]
+
+
+async def test_a_change_of_the_file_of_keys_is_applied(tmp_path: Path) -> None:
+    path, keys = tmp_path / "my.yaml", tmp_path / "keys.yaml"
+    applied: list[list[str | None]] = []
+    watch = SettingsWatch(
+        SettingsFile(path),
+        lambda config: applied.append([key.plain for key in config.http.api_keys]),
+        every_s=0.02,
+    )
+    path.write_text(f"http: {{api_keys_file: {keys}}}\n{text(10)}")
+    keys.write_text("api_keys: [one]")
+    await watch.start()
+    keys.write_text("api_keys: [one, two]")
+    await until(lambda: len(applied) == 2)
+    keys.unlink()
+    await until(lambda: "cannot read the file of API keys" in watch.problem)
+    keys.write_text("api_keys: [three]")
+    await until(lambda: not watch.problem)
+    assert applied == [["one"], ["one", "two"], ["three"]]
+    watch.stop()

@@ -78,6 +78,8 @@ class JobsCell:
         folder: Path,
         *,
         epoch: int = 1,
+        cell: str = "cell",
+        service: str | None = None,
         store: Any = None,
         retention_s: float = 1e6,
         max_queued: int = 64,
@@ -90,6 +92,7 @@ class JobsCell:
             update={
                 "limits": limits.model_copy(update={"max_open_jobs_per_client": max_open}),
                 "storage": StorageConfig(retention_s=retention_s),
+                "dispatch": CONFIG.dispatch.model_copy(update={"service": service}),
             }
         )
         self.results = BlobStore(str(folder / "results"))
@@ -104,7 +107,7 @@ class JobsCell:
             config,
             Stores(self.store, self.results, self.inputs, BlobStore(str(folder / "states"))),
             # a later life takes the store over
-            identity=Identity("cell", epoch),
+            identity=Identity(cell, epoch),
             wall_clock=wall_clock,
         )
         self.core, self.dispatch = self.front.core, self.front.dispatch

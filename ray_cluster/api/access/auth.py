@@ -47,6 +47,7 @@ def key_guard(settings: CurrentSettings) -> Callable[..., Awaitable[None]]:
     """
 
     async def check(request: Request, credentials: Credentials) -> None:
+        await settings.first()
         keys = settings.api_keys()
         if not keys:
             request.state.caller = Caller("", ROLES)

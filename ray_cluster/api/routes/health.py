@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import ApiError, not_deployed, unavailable
 from ray_cluster.api.settings import CurrentSettings
-from ray_cluster.errors import DispatcherUnavailable
+from ray_cluster.errors import DispatcherUnavailable, JobStoreUnavailable
 from ray_cluster.process.turns import Shared
 from ray_cluster.protocol.dispatcher import DispatcherClient
 
@@ -70,6 +70,8 @@ class HealthEndpoint:
             ) from None
         except DispatcherUnavailable:
             raise self._not_ready("the dispatcher does not answer") from None
+        except JobStoreUnavailable as error:
+            raise self._not_ready(str(error)) from None
         models = self._settings.models
         missing = [name for name in models if name not in profiles or name in starting]
         absent = [name for name in missing if name in undeployed]

@@ -67,3 +67,17 @@ def card_lines(folder: Path) -> tuple[str, str]:
     paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
     prose = (part for part in paragraphs if part and not part.startswith(_NO_PROSE))
     return licence, next(prose, "-").partition(". ")[0]
+
+
+def fetch_models(console: Console, path: Path) -> None:
+    """Download the models of a configuration, one after the other, and print where they are."""
+    from ray_cluster.engine.controlnets.checks import resolve_controlnet
+    from ray_cluster.engine.files.folders import resolve_folder
+    from ray_cluster.engine.scorers.checks import resolve_scorer
+
+    config = load_config(path)
+    found = {one.model: resolve_folder for one in config.pools}
+    found |= {one.model: resolve_scorer for one in config.discriminators}
+    found |= {one.model: resolve_controlnet for one in config.controlnets}
+    for model, resolve in found.items():
+        console.print(f"{model}: {resolve(model)}", markup=False, soft_wrap=True)

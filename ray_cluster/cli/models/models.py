@@ -47,6 +47,22 @@ def list_models(
 
 
 @models.command()
+def fetch(path: Annotated[Path, typer.Argument(metavar="FILE", help="Configuration.")]) -> None:
+    """Download the models that a configuration names, so that no replica has to.
+
+    They are kept where all programs keep models of the hub (HF_HOME); what is there stays.
+
+    [bold]Example[/bold]
+
+      ray-cluster models fetch my.yaml
+    """
+    from ray_cluster.cli.models.model_list import fetch_models
+
+    with plain_errors():
+        fetch_models(stdout(), path)
+
+
+@models.command()
 def train(  # noqa: PLR0913, PLR0917 - one argument per option is how typer declares them
     name: _Name,
     out: Annotated[Path | None, typer.Option(help="Working folder. Default: .runs/NAME.")] = None,

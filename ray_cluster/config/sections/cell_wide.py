@@ -9,11 +9,13 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_cluster.config.section import FRONT, LIVE, REDEPLOY, Section
+from ray_cluster.config.section import FRONT, LIVE, REDEPLOY, Section, absolute, changed
 from ray_cluster.errors import ConfigError
 
 # the keys of `storage` that name a folder or an object store's URL
 BLOB_FOLDERS = ("results", "states", "inputs")
+_JOB_STORE = re.compile(r"(sqlite:///|postgresql(\+psycopg)?://).")
+_WANTED_JOB_STORE = "must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
 
 
 class RayConfig(Section):
@@ -138,6 +140,22 @@ class DispatchConfig(Section):
         description="port of the dispatcher; 0 for any free one",
         json_schema_extra=FRONT,
     )
+    service: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9./_-]{0,127}$",
+        description="name of the service in its job store. While an earlier Ray cluster of that "
+        "name serves, a later one stands by, and takes over once all its workers are ready; null: "
+        "it does not start then",
+        json_schema_extra=FRONT,
+    )
+    front_resource: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,62}$",
+        description="custom resource of the Ray nodes that dispatcher, gateways and controller run "
+        "on (`ray start --resources '{\"front\": 1}'`), such as nodes that no scaling takes away; "
+        "null: on any",
+        json_schema_extra=FRONT,
+    )
     default_slo_s: float = Field(60.0, gt=0, description="deadline of calls without `slo_s`")
     poll_s: float = Field(1.0, gt=0, description="longest time that a replica's poll is held open")
     progress_s: float = Field(
@@ -190,6 +208,12 @@ class StorageConfig(Section):
         description="sqlite:///file, or postgresql://user:password@host/database",
         json_schema_extra=FRONT,
     )
+    jobs_file: str | None = Field(
+        None,
+        description="absolute path of a file with that URL, on the dispatcher's machine, in place "
+        "of `jobs`: a mounted Secret of Kubernetes",
+        json_schema_extra=FRONT,
+    )
     results: str = Field(
         ".ray-cluster/results",
         repr=False,
@@ -234,8 +258,25 @@ class StorageConfig(Section):
     @field_validator("jobs")
     @classmethod
     def _check_jobs(cls, url: str) -> str:
-        if re.match(r"(sqlite:///|postgresql(\+psycopg)?://).", url) is None:
-            raise ValueError("must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE")
+        if _JOB_STORE.match(url) is None:
+            raise ValueError(_WANTED_JOB_STORE)
+        return url
+
+    @field_validator("jobs_file")
+    @classmethod
+    def _check_jobs_file(cls, path: str | None) -> str | None:
+        return absolute(path)
+
+    def job_store(self) -> str:
+        """Return the URL of the job store; ConfigError if its file cannot be read or has none."""
+        if self.jobs_file is None:
+            return self.jobs
+        try:
+            url = Path(self.jobs_file).read_text(encoding="utf-8").strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"storage.jobs_file cannot be read: {error}") from None
+        if _JOB_STORE.match(url) is None:
+            raise ConfigError(f"what storage.jobs_file {self.jobs_file} holds {_WANTED_JOB_STORE}")
         return url
 
     @model_validator(mode="after")
@@ -249,14 +290,15 @@ class StorageConfig(Section):
         """Return it with absolute paths: its readers run in other working folders."""
         jobs = self.jobs
         kind, mark, path = jobs.partition(":///")
-        if kind == "sqlite" and mark and path and path != ":memory:":
+        is_file = kind == "sqlite" and mark and path and path != ":memory:"
+        if is_file and self.jobs_file is None:
             jobs = f"sqlite:///{folder / path}"
         urls = {name: getattr(self, name) for name in BLOB_FOLDERS}
         folders = {
             name: url if "://" in url else str(folder / Path(url).expanduser())
             for name, url in urls.items()
         }
-        return self.model_copy(update={"jobs": jobs} | folders)
+        return changed(self, jobs=jobs, **folders)
 
     def check_nodes(self, num_nodes: int, *, has_jobs: bool = True) -> None:
         """Refuse files of one node as the storage of a cell on several.
@@ -270,7 +312,9 @@ class StorageConfig(Section):
         Raises:
             ConfigError: names the keys, and what to set.
         """
-        places = {key: getattr(self, key) for key in (*["jobs"] * has_jobs, *BLOB_FOLDERS)}
+        places = {key: getattr(self, key) for key in BLOB_FOLDERS}
+        if has_jobs:
+            places = {"jobs": self.job_store()} | places
         local = [f"storage.{key} ({value})" for key, value in places.items() if _is_local(value)]
         if num_nodes <= 1 or self.is_shared or not local:
             return

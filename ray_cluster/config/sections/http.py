@@ -8,7 +8,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 
 from pydantic import Field, field_validator
 
-from ray_cluster.config.section import COUNT, LIVE, Section
+from ray_cluster.config.section import COUNT, LIVE, Section, absolute
 from ray_cluster.config.sections.keys import KeyConfig, check_distinct
 
 _PORT = "[1-9][0-9]{0,3}|[1-5][0-9]{4}|6([0-4][0-9]{3}|5([0-4][0-9]{2}|5([0-2][0-9]|3[0-5])))"
@@ -51,6 +51,13 @@ class HttpConfig(Section):
         1, ge=1, le=64, description="gateway processes, which answer calls", json_schema_extra=COUNT
     )
     api_keys: tuple[KeyConfig, ...] = Field((), repr=False, json_schema_extra=LIVE)
+    api_keys_file: str | None = Field(
+        None,
+        description="absolute path of a YAML file on the dispatcher's machine with the key "
+        "`api_keys` and more of these entries, such as a mounted Secret of Kubernetes; it is "
+        "watched, too",
+        json_schema_extra=LIVE,
+    )
     open: bool = Field(
         False,
         description="whether a change may remove the last API key, after which anybody may call; a "
@@ -105,10 +112,15 @@ class HttpConfig(Section):
         check_distinct(key.entry for key in keys)
         return keys
 
+    @field_validator("api_keys_file")
+    @classmethod
+    def _check_keys_file(cls, path: str | None) -> str | None:
+        return absolute(path)
+
     @property
     def is_open(self) -> bool:
         """Whether anybody who reaches the port may use the service."""
-        return not self.api_keys
+        return not (self.api_keys or self.api_keys_file)
 
     @property
     def is_loopback(self) -> bool:

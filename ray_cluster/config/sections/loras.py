@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_cluster.config.section import COUNT, LIVE, Section
+from ray_cluster.config.section import COUNT, LIVE, Section, changed
 
 LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -135,9 +135,9 @@ class LorasConfig(Section):
 
     def resolved(self, folder: Path) -> Self:
         """Return it with absolute paths."""
-        places = [one if _is_url(one) else str(folder / one) for one in self.sources]
+        places = tuple(one if _is_url(one) else str(folder / one) for one in self.sources)
         own = str(folder / Path(self.folder).expanduser())
-        return self.model_copy(update={"folder": own, "sources": tuple(places)})
+        return changed(self, folder=own, sources=places)
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -4,6 +4,8 @@ Two dispatchers on one store would run every job twice. So one that starts owns 
 
 - at once, if the last owner has released it, its process has ended, or it was of the same cell: a
   cell starts a dispatcher only in place of another, which writes no more from then on;
+- when the last owner hands it over, which it does for a later cell of the same service, such as the
+  new Ray cluster of an upgrade, once that is ready to serve;
 - else once the owner has been silent for some seconds, by the new one's clock alone; one that is
   not silent keeps the store, and the new one does not start.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from functools import partial
 
 from ray_cluster.jobs.store.holder import Holder
@@ -25,8 +28,10 @@ from ray_cluster.process.tasks import Tasks
 logger = logging.getLogger(__name__)
 
 # how often an owner writes if it has nothing else to write, and how long a silent one is waited for
-_BEAT_EVERY_S = 2.0
+_BEAT_EVERY_S = 1.0
 _SILENT_S = 10.0
+# of one that has taken the store over from this one: it may be starting again
+_SUCCESSOR_SILENT_S = 30.0
 _LOOK_EVERY_S = 0.5
 
 
@@ -35,39 +40,63 @@ class JobStoreInUse(JobStoreError):
 
 
 class Ownership:
-    """Takes a store for a dispatcher, and shows that it is alive.
+    """Takes a store for a dispatcher, shows that it is alive, and hands the store over.
 
     Attributes:
         cell: what all dispatchers of the same cell have in common; one of its own unless set.
+        service: what the cells of one service have in common, of which a later one takes over from
+            an earlier one; empty for a cell that is alone.
+        on_wanted: called once, on the event loop, when a dispatcher of a later cell is ready.
         is_lost: whether another has taken the store: nothing is written any more.
+        is_handed_over: whether it was left to another, on purpose.
     """
 
     def __init__(self, store: SqlJobStore, threads: StoreThreads) -> None:
         self._store = store
         self._threads = threads
         self.cell = secrets.token_hex(8)
+        self.service = ""
+        self.on_wanted: Callable[[], None] = lambda: None
         self._keeping = Tasks()
         self._is_owner = False
         self.is_lost = False
+        self.is_handed_over = False
 
-    async def take(self) -> None:
-        """Own the store.
+    async def stands_by(self) -> bool:
+        """Whether a living dispatcher of another cell of the service owns the store."""
+        owner = await self._threads.call("read", self._store.owner)
+        return owner is not None and not self._may_follow(owner) and self._is_of_service(owner)
+
+    async def take(self, is_ready: Callable[[], bool] = lambda: True) -> None:
+        """Own the store, once that may be.
+
+        Args:
+            is_ready: whether the store may be asked for, where the owner would hand it over.
 
         Raises:
-            JobStoreInUse: another dispatcher does.
+            JobStoreInUse: a dispatcher of another service owns it.
         """
         if self._is_owner:
             return
-        first = await self._threads.call("read", self._store.owner)
-        owner, clock = first, asyncio.get_running_loop().time
-        silent_until_s = clock() + _SILENT_S
-        while owner is not None and not self._may_follow(owner) and clock() < silent_until_s:
-            assert first is not None, "owners stay"
-            if (owner.epoch, owner.beat) != (first.epoch, first.beat):
+        owner = await self._threads.call("read", self._store.owner)
+        silence = _Silence(owner)
+        while owner is not None and not self._may_follow(owner):
+            silent_s = silence.seconds(owner)
+            said = owner.hand_over
+            if said is not None and self._is_of_service(owner):
+                is_superseded = self.cell in said.superseded
+                if silent_s >= (_SUCCESSOR_SILENT_S if is_superseded else _SILENT_S):
+                    break
+                if not is_superseded and said.wanted_by != self.cell and is_ready():
+                    await self._threads.call("write", partial(self._store.ask, owner, self.cell))
+            elif silent_s >= _SILENT_S:
+                break
+            elif silence.is_over:
                 raise JobStoreInUse(_in_use(owner))
             await asyncio.sleep(_LOOK_EVERY_S)
             owner = await self._threads.call("read", self._store.owner)
-        await self._threads.call("write", partial(self._store.take, Holder.here(self.cell), owner))
+        holder = Holder.here(self.cell)
+        await self._threads.call("write", partial(self._store.take, holder, owner, self.service))
         self._is_owner = True
         self._keeping.spawn(self._keep())
         if owner is not None and not owner.is_released:
@@ -78,26 +107,82 @@ class Ownership:
             return owner.is_released
         return owner.holder.is_dead or owner.holder.cell == self.cell
 
+    def _is_of_service(self, owner: Owner) -> bool:
+        said = owner.hand_over
+        return said is not None and bool(self.service) and said.service == self.service
+
     async def _keep(self) -> None:
-        """Write now and then, until another has taken the store."""
+        """Write now and then, until another has taken the store or is to have it."""
+        is_asked = False
+        while not (self.is_lost or self.is_handed_over):
+            await asyncio.sleep(_BEAT_EVERY_S)
+            try:
+                wanted_by = await self._threads.call("write", self._store.beat)
+            except JobStoreTaken as error:
+                self.is_lost = not self.is_handed_over
+                logger.error("%s", error)
+                continue
+            except JobStoreError as error:
+                logger.warning("the job store is not kept: %s", error)
+                continue
+            if wanted_by and not is_asked and not self.is_handed_over:
+                is_asked = True
+                self.on_wanted()
+
+    async def hand_over(self) -> None:
+        """Let the dispatcher that asks have the store; nothing is written here any more."""
+        self.is_handed_over = True
+        await self._threads.write_surely("that the jobs are handed over", self._store.hand_over)
+        self._keeping.spawn(self._watch_successor())
+
+    async def _watch_successor(self) -> None:
+        """Note that the store is to be taken back once nobody owns it for long."""
+        silence: _Silence | None = None
         while not self.is_lost:
             await asyncio.sleep(_BEAT_EVERY_S)
             try:
-                await self._threads.call("write", self._store.beat)
-            except JobStoreTaken as error:
+                owner = await self._threads.call("read", self._store.owner)
+            except JobStoreError:
+                # nobody's silence is heard
+                silence = None
+                continue
+            silence = silence or _Silence(owner)
+            if owner is None or silence.seconds(owner) >= _SUCCESSOR_SILENT_S:
+                logger.error("the dispatcher that has taken the job store over is gone")
                 self.is_lost = True
-                logger.error("%s", error)
-            except JobStoreError as error:
-                logger.warning("the job store is not kept: %s", error)
 
     async def release(self) -> None:
         """Let the next dispatcher take the store at once."""
         await self._keeping.close()
-        if self._is_owner and not self.is_lost:
+        if self._is_owner and not (self.is_lost or self.is_handed_over):
             try:
                 await self._threads.call("write", self._store.release)
             except JobStoreError as error:
                 logger.warning("the job store is not released: %s", error)
+
+
+class _Silence:
+    """How long an owner has written nothing, by the looks of one who waits.
+
+    Attributes:
+        is_over: whether it has written since the first look.
+    """
+
+    def __init__(self, owner: Owner | None) -> None:
+        self._clock = asyncio.get_running_loop().time
+        self._seen = self._beat_of(owner)
+        self._since_s = self._clock()
+        self.is_over = False
+
+    def seconds(self, owner: Owner | None) -> float:
+        """Return that, after one more look."""
+        if (beat := self._beat_of(owner)) != self._seen:
+            self._seen, self._since_s, self.is_over = beat, self._clock(), True
+        return self._clock() - self._since_s
+
+    @staticmethod
+    def _beat_of(owner: Owner | None) -> tuple[int, int] | None:
+        return None if owner is None else (owner.epoch, owner.beat)
 
 
 def _in_use(owner: Owner) -> str:

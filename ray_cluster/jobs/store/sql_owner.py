@@ -6,7 +6,7 @@ look at it. So a dispatcher that was taken for dead, and is not, writes nothing 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 import sqlalchemy as sa
@@ -18,6 +18,9 @@ from ray_cluster.jobs.store.sql_engine import JobStoreError
 _OWNER = sa.table("owner", *map(sa.column, ("name", "epoch", "holder", "beat", "is_released")))
 _NAME = "dispatcher"
 _HOLDER: TextCodec[Holder] = TextCodec(Holder)
+_CONTROL = sa.table("control", *map(sa.column, ("name", "document")))
+_HAND_OVER = "hand_over"
+_MOST_SUPERSEDED = 20
 
 
 class JobStoreTaken(JobStoreError):
@@ -30,19 +33,58 @@ def is_there(connection: sa.Connection) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class HandOver:
+    """What an owner says to dispatchers of other cells, and they to it.
+
+    Attributes:
+        epoch: of the owner.
+        service: whose dispatchers it hands the store over to; empty for nobody's.
+        wanted_by: the cell of one that is ready to take it; empty for none.
+        superseded: cells that have handed it over: they do not want it back while it is owned.
+    """
+
+    epoch: int
+    service: str
+    wanted_by: str = ""
+    superseded: tuple[str, ...] = ()
+
+    @staticmethod
+    def read(connection: sa.Connection) -> HandOver | None:
+        """Return what was written last; None where that is nothing, or nothing readable."""
+        wanted = sa.select(_CONTROL.c.document).where(_CONTROL.c.name == _HAND_OVER)
+        text = connection.execute(wanted).scalar()
+        try:
+            return None if text is None else _SAID.decode(text)
+        except CodecError:
+            return None
+
+    def write(self, connection: sa.Connection) -> None:
+        """Write it in place of what there was."""
+        row = {"document": _SAID.encode(self)}
+        changes = sa.update(_CONTROL).where(_CONTROL.c.name == _HAND_OVER).values(row)
+        if not connection.execute(changes).rowcount:
+            connection.execute(sa.insert(_CONTROL).values(name=_HAND_OVER, **row))
+
+
+_SAID: TextCodec[HandOver] = TextCodec(HandOver)
+
+
+@dataclass(frozen=True, slots=True)
 class Owner:
     """Who owns a job store.
 
     Attributes:
         holder: None where a later release has written what this one cannot read.
         beat: another number after each of its writes.
-        is_released: whether it has stopped.
+        is_released: whether it has stopped, or handed the store over.
+        hand_over: what it says to others; None where its release says nothing.
     """
 
     epoch: int
     holder: Holder | None
     beat: int
     is_released: bool
+    hand_over: HandOver | None = None
 
     @classmethod
     def read(cls, connection: sa.Connection) -> Self | None:
@@ -54,7 +96,10 @@ class Owner:
             holder = _HOLDER.decode(row.holder)
         except CodecError:
             holder = None
-        return cls(row.epoch, holder, row.beat, bool(row.is_released))
+        said = HandOver.read(connection)
+        # what an earlier owner has said is no more than that
+        hand_over = said if said is not None and said.epoch == row.epoch else None
+        return cls(row.epoch, holder, row.beat, bool(row.is_released), hand_over)
 
 
 def take(connection: sa.Connection, holder: Holder, before: Owner | None) -> int:
@@ -74,6 +119,33 @@ def take(connection: sa.Connection, holder: Holder, before: Owner | None) -> int
     if not connection.execute(_of(before.epoch).values(values)).rowcount:
         raise JobStoreTaken("another dispatcher has just taken the job store")
     return epoch
+
+
+def offer(
+    connection: sa.Connection, epoch: int, cell: str, service: str, before: Owner | None
+) -> None:
+    """Say to whom an owner hands the store over, and from which cells it has come."""
+    said = None if before is None else before.hand_over
+    earlier = () if said is None else said.superseded
+    if before is not None and before.holder is not None:
+        earlier = (*earlier, before.holder.cell)
+    found = [one for one in dict.fromkeys(reversed(earlier)) if one != cell][:_MOST_SUPERSEDED]
+    HandOver(epoch, service, superseded=tuple(reversed(found))).write(connection)
+
+
+def ask(connection: sa.Connection, epoch: int, cell: str) -> None:
+    """Ask the owner of an epoch for the store, which a dispatcher of a cell is ready to take."""
+    # nobody takes it meanwhile
+    connection.execute(_of(epoch).values(beat=_OWNER.c.beat))
+    said = HandOver.read(connection)
+    if said is not None and said.epoch == epoch:
+        replace(said, wanted_by=cell).write(connection)
+
+
+def wanted_by(connection: sa.Connection, epoch: int) -> str:
+    """Return the cell whose dispatcher asks the owner of an epoch for the store."""
+    said = HandOver.read(connection)
+    return said.wanted_by if said is not None and said.epoch == epoch else ""
 
 
 def fence(connection: sa.Connection, epoch: int) -> None:

@@ -49,6 +49,8 @@ _JOBS = sa.table("jobs", *map(sa.column, JOB_COLUMNS))
 _DAMAGED = sa.table("damaged_jobs", *map(sa.column, ("job_id", "found_s", "reason", "row")))
 _BY_AGE = (_JOBS.c.created_s, _JOBS.c.job_id)
 _FETCHED_AT_ONCE = 50
+# of no owner
+_HANDED_OVER = 0
 
 
 class _OfThread(threading.local):
@@ -106,26 +108,41 @@ class SqlJobStore(SmallTables):
         with self._transaction() as connection:
             return sql_owner.Owner.read(connection)
 
-    def take(self, holder: Holder, before: sql_owner.Owner | None) -> None:
+    def take(self, holder: Holder, before: sql_owner.Owner | None, service: str = "") -> None:
         """Own the store, in place of whom :meth:`owner` has told; bring its schema to this version.
+
+        Args:
+            service: whose dispatchers of later cells may ask for it; empty for nobody's.
 
         From now on every write raises :class:`~.sql_owner.JobStoreTaken` once another has taken it.
         """
         with self._transaction(writes=True) as connection:
             epoch = sql_owner.take(connection, holder, before)
             migrate(connection)
+            sql_owner.offer(connection, epoch, holder.cell, service, before)
         self._epoch = epoch
 
-    def beat(self) -> None:
-        """Show that the owner is alive, as every other write does."""
-        with self._transaction(writes=True):
-            pass
+    def ask(self, owner: sql_owner.Owner, cell: str) -> None:
+        """Ask the owner of the store for it, as a dispatcher of another cell of its service."""
+        with self._transaction(writes=True) as connection:
+            sql_owner.ask(connection, owner.epoch, cell)
+
+    def beat(self) -> str:
+        """Show that the owner is alive, as every other write does; return which cell's dispatcher
+        asks for the store."""
+        with self._transaction(writes=True) as connection:
+            return "" if self._epoch is None else sql_owner.wanted_by(connection, self._epoch)
 
     def release(self) -> None:
         """Own the store no more."""
         if self._epoch is not None:
             with self._transaction(writes=True) as connection:
                 sql_owner.release(connection, self._epoch)
+
+    def hand_over(self) -> None:
+        """Own the store no more; from now on every write raises as if another had taken it."""
+        self.release()
+        self._epoch = _HANDED_OVER
 
     def insert(self, job: Job) -> None:
         """Write a new job; when this returns, it survives a power failure.
