@@ -140,7 +140,7 @@ class Pod:
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"
         base = {"PATH": path, "LANG": "C.UTF-8", "KUBERAY": "1"}
         base |= {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
-        binds = {"/scratch": folder / "scratch", "/tmp": folder / "tmp", **mounts}  # noqa: S108
+        binds = {"/scratch": folder / "scratch", "/tmp": folder / "tmp", **mounts}
         mounting = [f"mount --bind '{source}' '{target}'" for target, source in binds.items()]
         # /tmp last: what is mounted may be below it
         mounting.sort(key=lambda line: line.endswith("'/tmp'"))

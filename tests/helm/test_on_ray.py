@@ -1,0 +1,192 @@
+"""A rendered RayService on pods of this machine: changes under load fail no call.
+
+Pods are network namespaces, so that this needs root; it is skipped, loudly, without.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.helm.chart import render, settings_of, values
+from tests.helm.pods import Network, RayService, can_be_made, scaled_down, wait_for
+from tests.keys import entry
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(not can_be_made(), reason="network namespaces need root and iproute2"),
+]
+logger = logging.getLogger(__name__)
+
+KEY, NEXT_KEY = "key-of-the-tests", "the-next-key"
+NUM_CLIENTS = 16
+DRAFT = {
+    "name": "draft",
+    "model": "shapes-sd-light",
+    "num_cpus": 0.5,
+    "defaults": {"size": "64x64", "num_inference_steps": 2, "guidance_scale": 1.0},
+}
+
+
+def keys_file(*keys: str) -> dict[str, str]:
+    entries = [entry(f"client-{number}", key, "use") for number, key in enumerate(keys)]
+    return {"api-keys.yaml": yaml.safe_dump({"api_keys": entries})}
+
+
+def call(url: str, key: str = KEY, **changes: Any) -> httpx.Response:
+    body = {"prompt": "a red circle", "num_inference_steps": 2, **changes}
+    return httpx.post(
+        f"{url}/v1/images/generations",
+        json=body,
+        headers={"Authorization": f"Bearer {key}"},
+        timeout=180,
+        trust_env=False,
+    )
+
+
+class Clients:
+    """Call without a pause, each with a connection of its own for every call."""
+
+    def __init__(self, url: str, model: str) -> None:
+        self.url, self.model = url, model
+        self.failed: list[str] = []
+        self.took_s: list[float] = []
+        self._ends = threading.Event()
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        threads = [threading.Thread(target=self._call_on) for _ in range(NUM_CLIENTS)]
+        for one in threads:
+            one.start()
+        try:
+            yield
+        finally:
+            self._ends.set()
+            for one in threads:
+                one.join()
+
+    def _call_on(self) -> None:
+        while not self._ends.is_set():
+            started_s = time.monotonic()
+            try:
+                reply = call(self.url, model=self.model)
+            except httpx.HTTPError as error:
+                self.failed.append(repr(error))
+                continue
+            if reply.status_code != 200:
+                self.failed.append(f"{reply.status_code} {reply.text[:300]}")
+            self.took_s.append(time.monotonic() - started_s)
+
+
+def given(example: str, **config: Any) -> dict[str, Any]:
+    found = scaled_down(values(example))
+    found["apiKeys"] = {"secret": "keys"}
+    found["config"] = {**found.get("config", {}), **config}
+    return found
+
+
+@contextmanager
+def served(folder: Path, content: dict[str, Any]) -> Iterator[RayService]:
+    with Network() as network:
+        service = RayService(
+            network, folder, render(content), data=folder / "data", keys=keys_file(KEY)
+        )
+        try:
+            service.deploy()
+            wait_for(service.all_run, "the applications")
+            wait_for(service.is_ready, "readiness")
+            yield service
+        finally:
+            service.stop()
+
+
+def apply(service: RayService, content: dict[str, Any]) -> None:
+    """Do what ``helm upgrade`` does with these values: settings, then applications."""
+    objects = render(content)
+    service.settings.put({"config.yaml": settings_of(objects)})
+    [spec] = [one["spec"] for (kind, _), one in objects.items() if kind == "RayService"]
+    service.deploy(spec["serveConfigV2"])
+
+
+def test_changes_under_load_fail_no_call_and_replace_what_they_name(tmp_path: Path) -> None:
+    with served(tmp_path, given("minimal")) as service:
+        assert call(service.url).status_code == 200
+        assert call(service.url, "another").status_code == 401
+        service.scale("shapes-sd", "BaseModel", 2)
+        wait_for(lambda: len(service.replicas()["shapes-sd/BaseModel"]) == 2, "a second replica")
+        before = service.replicas()
+        clients = Clients(service.url, "shapes-sd")
+        with clients.running():
+            service.keys.put(keys_file(KEY, NEXT_KEY))
+            wait_for(lambda: call(service.url, NEXT_KEY).status_code == 200, "the next key")
+            service.keys.put(keys_file(KEY))
+            wait_for(lambda: call(service.url, NEXT_KEY).status_code == 401, "its end")
+
+            apply(service, given("minimal", limits={"max_images_per_request": 1}))
+            wait_for(lambda: call(service.url, n=2).status_code == 400, "the limit")
+            # nothing but settings: the operator sends nothing new, and sending it changes nothing
+            time.sleep(5)
+            assert service.replicas() == before
+
+            pools = render(given("minimal"))
+            own = yaml.safe_load(settings_of(pools))["pools"]
+            added = given("minimal", pools=[*own, DRAFT], http={"num_gateways": 2})
+            apply(service, added)
+            wait_for(lambda: call(service.url, model="draft").status_code == 200, "a pool")
+            wait_for(lambda: len(service.replicas()["front/Gateway"]) == 2, "a gateway")
+            kept = service.replicas()
+            assert all(kept[name] >= ids for name, ids in before.items()), (before, kept)
+            assert kept["shapes-sd/BaseModel"] == before["shapes-sd/BaseModel"]
+
+            # a model's key that needs other processes
+            changed = [{**own[0], "max_num_inference_steps": 60}]
+            apply(service, given("minimal", pools=changed, http={"num_gateways": 2}))
+            wait_for(
+                lambda: (
+                    len(now := service.replicas()["shapes-sd/BaseModel"]) == 2
+                    and not now & before["shapes-sd/BaseModel"]
+                ),
+                "other replicas",
+            )
+            wait_for(lambda: "draft/BaseModel" not in service.replicas(), "the pool's end")
+            after = service.replicas()
+            for name in ("front/Dispatcher", "front/Gateway", "loras/LoraStore"):
+                assert after[name] == kept[name]
+            wait_for(service.all_run, "the applications")
+        assert clients.failed == []
+        logger.warning(
+            "%d calls, the longest took %.1f s", len(clients.took_s), max(clients.took_s)
+        )
+
+
+def test_a_cascade_under_a_controller(tmp_path: Path) -> None:
+    with served(tmp_path, given("cascade")) as service:
+        replies = [call(service.url, model="shapes-auto") for _ in range(4)]
+        assert [one.status_code for one in replies] == [200] * 4
+        before = service.replicas()
+        assert before["controller/Controller"]
+        clients = Clients(service.url, "shapes-auto")
+        with clients.running():
+            content = given("cascade")
+            content["config"]["cascades"][0]["threshold"] = 0.2
+            content["config"]["pools"][0]["max_replicas"] = 1
+            apply(service, content)
+            time.sleep(20)
+            after = service.replicas()
+        for name in ("front/Dispatcher", "front/Gateway", "controller/Controller"):
+            assert after[name] == before[name]
+        assert clients.failed == []
+        logger.warning(
+            "%d calls, the longest took %.1f s", len(clients.took_s), max(clients.took_s)
+        )
