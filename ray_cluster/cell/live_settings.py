@@ -15,7 +15,12 @@ from ray_cluster.config.sections.keys import ApiKey
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.config.slices import FrontArguments, needs_redeploy, started_section
+from ray_cluster.config.slices import (
+    FrontArguments,
+    needs_redeploy,
+    started_otherwise,
+    started_section,
+)
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.settings_in_force import SettingsBook, SettingsWatch
 from ray_cluster.errors import ConfigError
@@ -161,6 +166,9 @@ class LiveSettings:
         settings = settings_of(config, self._arguments.api_keys, kept)
         if self.book.settings.api_keys and not (settings.api_keys or config.http.open):
             raise ConfigError(_LAST_KEY)
+        # calls would be checked with what does not run, or sent to what is of another kind
+        if found := list(started_otherwise(self._workers(), config)):
+            raise ConfigError(f"this needs a redeploy: {', '.join(found)}")
         return settings
 
     def _put(self, settings: Settings) -> None:

@@ -131,9 +131,14 @@ class SettingsWatch:
                 if await asyncio.to_thread(self._file.content) != content:
                     return
                 config = await asyncio.to_thread(self._file.parse, content)
-                self._on_change(config)
             except ConfigError as error:
                 self._refuse(digest, error)
+                return
+            try:
+                self._on_change(config)
+            except ConfigError as error:
+                # it may follow what runs later, such as after a redeploy
+                self._refuse("", error)
                 return
             self._digest, self._problem = digest, ""
 

@@ -15,7 +15,7 @@ from tests.api.checks import URL, refused
 from tests.api.conftest import http_of
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 
-UPSCALERS = [{"name": "first", "max_px": 256}, {"name": "second"}]
+UPSCALERS = [{"name": "first", "max_px": 256}]
 
 
 def app_of(fake: FakeDispatcherClient, config: ClusterConfig, upscalers: list[Any]) -> FastAPI:
@@ -32,7 +32,7 @@ async def made(
 
 
 @pytest.mark.parametrize("factor", [2, 4])
-async def test_an_image_is_enlarged_by_the_first_upscaler(
+async def test_an_image_is_enlarged_by_the_upscaler(
     fake: FakeDispatcherClient, config: ClusterConfig, factor: int
 ) -> None:
     side = 256 // factor

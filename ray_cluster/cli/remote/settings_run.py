@@ -333,7 +333,7 @@ def _lacking(cell: Cell, worker: WorkerConfig) -> str:
     message = _message(cell, worker.name)
     resources = cell.resources()
     lacking = []
-    for name, number in (("CPU", worker.num_cpus), ("GPU", worker.num_gpus)):
+    for name, number in (("CPU", worker.num_cpus), ("GPU", worker.hardware.num_gpus)):
         free, total = resources.get(name, (0.0, 0.0))
         # one that is scheduled has taken its part of what is free
         if number > (free if _NOT_SCHEDULED in message else total):
