@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextvars import Context
 
 from ray_cluster.api.errors import model_not_found, model_not_ready
+from ray_cluster.api.output.resource_schemas import UpscaleCard
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.controlnets import ControlNetConfig
@@ -54,6 +55,13 @@ class Catalog:
     def controlnets(self) -> tuple[ControlNetConfig, ...]:
         """The ControlNets that calls may name."""
         return self._settings.controlnets
+
+    @property
+    def upscale(self) -> UpscaleCard | None:
+        """How finished images of any model may be enlarged, if they may."""
+        one = self._settings.upscaler
+        factors = self._settings.upscale_factors
+        return None if one is None else UpscaleCard(factors=factors, max_px=one.max_px)
 
     @property
     def _offered(self) -> dict[str, ModelProfile]:

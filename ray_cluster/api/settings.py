@@ -17,6 +17,7 @@ from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.config.sections.http import HttpConfig
 from ray_cluster.config.sections.keys import ApiKey
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.sections.upscalers import UpscalerConfig
 from ray_cluster.config.slices import parsed
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
@@ -126,9 +127,14 @@ class CurrentSettings:
         return self._document.controlnets
 
     @property
+    def upscaler(self) -> UpscalerConfig | None:
+        """What enlarges images, if anything does."""
+        return next(iter(self._document.upscalers), None)
+
+    @property
     def upscale_factors(self) -> list[int]:
         """How many times images may be enlarged."""
-        return list(UPSCALE_FACTORS) if self._document.upscalers else [1]
+        return list(UPSCALE_FACTORS) if self.upscaler else [1]
 
     @property
     def needed_models(self) -> list[str]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ray_cluster.config.kinds import KINDS
-from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig, section_of
 from ray_cluster.config.sections.keys import ApiKey
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings import Settings, settings_of
@@ -81,6 +81,12 @@ class SettingsReport:
     version_by_gateway: dict[str, str]
     replicas: tuple[ReplicaReport, ...]
     num_images_by_model: dict[str, int]
+
+    def title(self, worker: str) -> str:
+        """Return what a worker is, and its name, also if it only runs."""
+        kind = type(self.workers.get(worker))
+        titles = [row.title for row in KINDS.values() if section_of(row) is kind]
+        return f"{titles[0]} {worker}" if titles else self.settings.title(worker)
 
 
 class SavedKeys(Protocol):

@@ -79,8 +79,7 @@ class RequestResolver:
             requests = await self._of_cascade(wanted, cascade)
         else:
             requests = await self._of(fields.model, wanted)
-        upscalers = self._settings.document().upscalers
-        requests = with_upscale(requests, fields.upscale, upscalers)
+        requests = with_upscale(requests, fields.upscale, self._settings.upscaler)
         if is_inline:
             _check_inline(requests)
         requests = await self._controlnets.with_maps(request, requests, wanted.controlnets)
