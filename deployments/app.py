@@ -159,7 +159,7 @@ def _worker(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Applicat
         own = arguments.own
         options = {
             "num_cpus": own.num_cpus,
-            "num_gpus": own.num_gpus,
+            "num_gpus": own.hardware.num_gpus,
             "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
         }
     kind, name = WorkerDeployment, row.deployment

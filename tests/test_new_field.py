@@ -33,7 +33,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     ],
     "ray_cluster/api/input/schemas.py": [
         (
-            '        "an upscaler; 1 if absent.",\n        ge=1,\n        le=4,\n    )\n',
+            '        "an upscaler; 1 if absent.",\n    )\n',
             '    vignette: float | None = optional("Darkens the corners.", ge=0, le=1)\n',
         ),
     ],

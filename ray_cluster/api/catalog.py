@@ -9,11 +9,12 @@ from collections.abc import Callable
 from contextvars import Context
 
 from ray_cluster.api.errors import model_not_found, model_not_ready
+from ray_cluster.api.output.resource_schemas import UpscaleCard
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.protocol.dispatcher import DispatcherClient
-from ray_cluster.requests import ModelProfile
+from ray_cluster.requests import UPSCALE_FACTORS, ModelProfile
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +55,12 @@ class Catalog:
     def controlnets(self) -> tuple[ControlNetConfig, ...]:
         """The ControlNets that calls may name."""
         return self._settings.controlnets
+
+    @property
+    def upscale(self) -> UpscaleCard | None:
+        """How finished images of any model may be enlarged, if they may."""
+        one = next(iter(self._settings.present.upscalers), None)
+        return None if one is None else UpscaleCard(factors=list(UPSCALE_FACTORS), max_px=one.max_px)
 
     @property
     def _offered(self) -> dict[str, ModelProfile]:

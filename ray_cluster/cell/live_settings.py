@@ -10,12 +10,17 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ray_cluster.config.kinds import KINDS
-from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.loading import ClusterConfig, section_of
 from ray_cluster.config.sections.keys import ApiKey
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings import Settings, settings_of
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.config.slices import FrontArguments, needs_redeploy, started_section
+from ray_cluster.config.slices import (
+    FrontArguments,
+    needs_redeploy,
+    started_otherwise,
+    started_section,
+)
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.settings_in_force import SettingsBook, SettingsWatch
 from ray_cluster.errors import ConfigError
@@ -76,6 +81,12 @@ class SettingsReport:
     version_by_gateway: dict[str, str]
     replicas: tuple[ReplicaReport, ...]
     num_images_by_model: dict[str, int]
+
+    def title(self, worker: str) -> str:
+        """Return what a worker is, and its name, also if it only runs."""
+        kind = type(self.workers.get(worker))
+        titles = [row.title for row in KINDS.values() if section_of(row) is kind]
+        return f"{titles[0]} {worker}" if titles else self.settings.title(worker)
 
 
 class SavedKeys(Protocol):
@@ -161,6 +172,9 @@ class LiveSettings:
         settings = settings_of(config, self._arguments.api_keys, kept)
         if self.book.settings.api_keys and not (settings.api_keys or config.http.open):
             raise ConfigError(_LAST_KEY)
+        # calls would be checked with what does not run, or sent to what is of another kind
+        if found := list(started_otherwise(self._workers(), config)):
+            raise ConfigError(f"this needs a redeploy: {', '.join(found)}")
         return settings
 
     def _put(self, settings: Settings) -> None:

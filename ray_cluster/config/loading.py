@@ -144,6 +144,11 @@ class ClusterConfig(Document):
         check_cascades(self.cascades, self.discriminators, models)
         check_controlnets(self.controlnets, models)
         self._check_control()
+        if len(self.upscalers) > 1:
+            raise ValueError(
+                f"upscalers has {len(self.upscalers)} entries, and one serves all calls: leave "
+                "one, with as many `replicas` as you need"
+            )
         grace_s, upload_s = self.storage.inputs_grace_s, self.limits.max_upload_s
         if grace_s < 2 * upload_s:
             raise ValueError(

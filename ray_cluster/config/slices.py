@@ -17,7 +17,7 @@ from pydantic import SecretStr, ValidationError
 
 from ray_cluster.config.kinds import KINDS, WorkerKind
 from ray_cluster.config.loading import Document, WorkerT, environment_keys, section_of
-from ray_cluster.config.section import Section, part, with_part, without_unknown
+from ray_cluster.config.section import Applied, Section, part, with_part, without_unknown
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError, without_password
@@ -205,18 +205,25 @@ def needs_redeploy(
         for key, old, new in _front_differences(running, wanted)
         if key not in running.overridden
     ]
+    return [*found, *started_otherwise(workers, wanted, "redeploy")]
+
+
+def started_otherwise(
+    workers: Mapping[str, WorkerConfig], wanted: Document, *of: Applied
+) -> Iterator[str]:
+    """Yield what of a configuration differs from what workers were started with.
+
+    Args:
+        of: marks of keys to compare beside those that calls are checked with.
+    """
     for worker in wanted.workers:
-        before = workers.get(worker.name)
+        before, title = workers.get(worker.name), wanted.title(worker.name)
         if before is not None and type(before) is not type(worker):
-            found.append(f"{wanted.title(worker.name)} (a worker of another kind has this name)")
+            yield f"{title} (a worker of another kind has this name)"
         elif before is not None:
-            found += [
-                f"{wanted.title(worker.name)} {key} ({old} runs, the file has {new})"
-                for key, old, new in _differences(
-                    part(before, "redeploy"), part(worker, "redeploy")
-                )
-            ]
-    return found
+            old, new = (part(one, *of, for_calls=True) for one in (before, worker))
+            for key, runs, has in _differences(old, new):
+                yield f"{title} {key} ({runs} runs, the file has {has})"
 
 
 def outranked(running: FrontArguments, wanted: Document) -> list[str]:

@@ -138,9 +138,14 @@ class SettingsWatch:
                 if await asyncio.to_thread(self._file.look) != seen:
                     return
                 config = await asyncio.to_thread(self._file.parse, seen[0])
-                self._on_change(config)
             except ConfigError as error:
                 self._refuse(digest, error)
+                return
+            try:
+                self._on_change(config)
+            except ConfigError as error:
+                # it may follow what runs later, such as after a redeploy
+                self._refuse("", error)
                 return
             self._digest, self._problem = digest, ""
 

@@ -121,8 +121,6 @@ class JobService:
         )
         self._watchers = JobWatchers(self._views.version, lambda one: self._views.view(one.job))
         self._tasks = Tasks()
-        # to another cell
-        self._is_leaving = False
         # images of jobs that have failed, still to be aborted
         self._useless: list[str] = []
         self._aborting: asyncio.Task[None] | None = None
@@ -225,7 +223,7 @@ class JobService:
 
     def check_not_handed_over(self) -> None:
         """Raise JobStoreUnavailable once another cell has the jobs, or is to have them."""
-        if self._is_leaving:
+        if self.ownership.is_leaving:
             raise JobStoreUnavailable(
                 "a later Ray cluster has taken this service over: call again, and it answers"
             )
@@ -236,7 +234,7 @@ class JobService:
         What is being written as it ended is waited for; what is being made goes on there, from its
         last stored state. Calls that wait for images without a job are served to their end.
         """
-        self._is_leaving = True
+        self.ownership.is_leaving = True
         await self._creation.close()
         ending = [one.stored.wait() for one in self._open if not one.pending and not one.is_void]
         with contextlib.suppress(TimeoutError):
@@ -268,7 +266,7 @@ class JobService:
         job = await self._find(client, job_id)
         if job is None or job.client != client_of(client):
             return None
-        if self._is_leaving and not job.is_final:
+        if self.ownership.is_leaving and not job.is_final:
             # it is made elsewhere, and only the store tells of it
             await asyncio.sleep(min(wait_s, _LOOK_EVERY_S))
         return await self._as_ended(client, self._views.view(job))
@@ -339,7 +337,7 @@ class JobService:
         failing = {
             jobs: self._threads.is_failing,
             taken: self.ownership.is_lost,
-            left: self._is_leaving,
+            left: self.ownership.is_leaving,
             newer: self._store.newer,
             damaged: self._store.num_damaged,
             results: self._sweeper.is_failing or self._restorer.is_failing,

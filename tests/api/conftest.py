@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 import uvicorn
 from fastapi import FastAPI
@@ -17,6 +19,7 @@ from fastapi import FastAPI
 from ray_cluster.api.app import create_app
 from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.policies.steps.previews import preview_steps
 from ray_cluster.protocol.dispatcher import DispatcherClient
 from ray_cluster.requests import ModelProfile
 from ray_cluster.storage.blob_store import BlobStore
@@ -145,3 +148,37 @@ def _serving(app: FastAPI) -> Iterator[str]:
         server.force_exit = True
         thread.join()
         socket.close()
+
+
+@pytest.fixture
+async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[str]:
+    """The gateway on a real socket, on the test's own loop."""
+    app: FastAPI = app_of(cell, config, results=cell.results)
+    settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
+    server, socket = QuickServer(settings), settings.bind_socket()
+    serving = asyncio.create_task(server.serve([socket]))
+    host, port = socket.getsockname()
+    yield f"http://{host}:{port}"
+    server.should_exit = server.force_exit = True
+    await serving
+
+
+@pytest.fixture
+async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", timeout=60) as one:
+        yield one
+
+
+async def make(replica: Replica, *, fails: bool = False) -> None:
+    """Make the next image step by step, and show what is to be shown."""
+    for _ in range(1000):
+        if await replica.poll():
+            break
+    [lease] = replica.leases.values()
+    request = lease.request
+    for index, steps in enumerate(preview_steps(request.num_steps, request.output.num_previews)):
+        replica.steps_done = steps
+        await replica.poll()
+        await replica.show(lease, index, f"preview {index}".encode())
+        await asyncio.sleep(0.3)
+    await (replica.fail(lease) if fails else replica.finish(lease, b"the image"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,17 @@ import httpx
 import jsonschema
 import openai
 import pytest
-import uvicorn
 from fastapi import FastAPI
 from openai.types import ImageEditCompletedEvent, ImageEditPartialImageEvent
 
 from ray_cluster.api.output.image_schemas import CompletedEvent, PartialImageEvent
-from ray_cluster.config.loading import ClusterConfig
-from ray_cluster.policies.steps.previews import preview_steps
 from tests.api import edit_scenario
 from tests.api.checks import error_of
 from tests.api.clients import run_scenario
-from tests.api.conftest import Serve, app_of
+from tests.api.conftest import Serve, make
 from tests.api.edit_calls import EDITS, IMAGE, MASK, PROMPT, WHOLE_MASK, coded, parts
 from tests.fakes import FakeDispatcherClient
-from tests.jobs.jobs_cell import JobsCell, Replica
-from tests.quick_server import QuickServer
+from tests.jobs.jobs_cell import Replica
 
 
 @pytest.mark.parametrize("older", [False, True], ids=["current client", "older client"])
@@ -41,41 +36,6 @@ def test_the_official_client_edits_and_varies(
 
 
 # streams, over a real dispatcher
-
-
-@pytest.fixture
-async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[str]:
-    """The gateway on a real socket, on the test's own loop."""
-    assert replica.model == "shapes"
-    app = app_of(cell, config, results=cell.results)
-    settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-    server, socket = QuickServer(settings), settings.bind_socket()
-    serving = asyncio.create_task(server.serve([socket]))
-    host, port = socket.getsockname()
-    yield f"http://{host}:{port}"
-    server.should_exit = server.force_exit = True
-    await serving
-
-
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", timeout=60) as one:
-        yield one
-
-
-async def make(replica: Replica) -> None:
-    """Make the next image step by step, and show what is to be shown."""
-    for _ in range(1000):
-        if await replica.poll():
-            break
-    [lease] = replica.leases.values()
-    request = lease.request
-    for index, steps in enumerate(preview_steps(request.num_steps, request.output.num_previews)):
-        replica.steps_done = steps
-        await replica.poll()
-        await replica.show(lease, index, f"preview {index}".encode())
-        await asyncio.sleep(0.3)
-    await replica.finish(lease, b"the image")
 
 
 async def drain(reply: Any) -> list[Any]:

@@ -12,18 +12,13 @@ import httpx
 import jsonschema
 import openai
 import pytest
-import uvicorn
-from fastapi import FastAPI
 from openai.types import ImageGenCompletedEvent, ImageGenPartialImageEvent
 
 from ray_cluster.api.output.image_schemas import CompletedEvent, PartialImageEvent
-from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.errors import DispatcherUnavailable, JobStoreUnavailable
-from ray_cluster.policies.steps.previews import preview_steps
 from tests.api.checks import URL, check_error, refused
-from tests.api.conftest import app_of
+from tests.api.conftest import make
 from tests.jobs.jobs_cell import JobsCell, Replica
-from tests.quick_server import QuickServer
 
 PROMPT = "a red circle"
 
@@ -32,40 +27,6 @@ PROMPT = "a red circle"
 async def cell(tmp_path: Path) -> AsyncIterator[JobsCell]:
     async with JobsCell(tmp_path, max_queued=4) as running:
         yield running
-
-
-@pytest.fixture
-async def url(cell: JobsCell, replica: Replica, config: ClusterConfig) -> AsyncIterator[str]:
-    """The gateway on a real socket, on the test's own loop."""
-    app: FastAPI = app_of(cell, config, results=cell.results)
-    settings = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="critical", lifespan="off")
-    server, socket = QuickServer(settings), settings.bind_socket()
-    serving = asyncio.create_task(server.serve([socket]))
-    host, port = socket.getsockname()
-    yield f"http://{host}:{port}"
-    server.should_exit = server.force_exit = True
-    await serving
-
-
-@pytest.fixture
-async def client(url: str) -> AsyncIterator[openai.AsyncOpenAI]:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", timeout=60) as one:
-        yield one
-
-
-async def make(replica: Replica, *, fails: bool = False) -> None:
-    """Make the next image step by step, and show what is to be shown."""
-    for _ in range(1000):
-        if await replica.poll():
-            break
-    [lease] = replica.leases.values()
-    request = lease.request
-    for index, steps in enumerate(preview_steps(request.num_steps, request.output.num_previews)):
-        replica.steps_done = steps
-        await replica.poll()
-        await replica.show(lease, index, f"preview {index}".encode())
-        await asyncio.sleep(0.3)
-    await (replica.fail(lease) if fails else replica.finish(lease, b"the image"))
 
 
 async def drain(reply: Any) -> list[Any]:

@@ -15,7 +15,7 @@ from tests.api.checks import URL, refused
 from tests.api.conftest import http_of
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 
-UPSCALERS = [{"name": "first", "max_px": 256}, {"name": "second"}]
+UPSCALERS = [{"name": "first", "max_px": 256}]
 
 
 def app_of(fake: FakeDispatcherClient, config: ClusterConfig, upscalers: list[Any]) -> FastAPI:
@@ -32,7 +32,7 @@ async def made(
 
 
 @pytest.mark.parametrize("factor", [2, 4])
-async def test_an_image_is_enlarged_by_the_first_upscaler(
+async def test_an_image_is_enlarged_by_the_upscaler(
     fake: FakeDispatcherClient, config: ClusterConfig, factor: int
 ) -> None:
     side = 256 // factor
@@ -59,10 +59,12 @@ async def test_one_is_as_if_it_was_not_there(
 @pytest.mark.parametrize(
     ("upscalers", "body", "words"),
     [
-        (UPSCALERS, {"upscale": 3}, "must be one of (1, 2, 4); given 3"),
-        (UPSCALERS, {"upscale": 5}, "at most 4"),
-        (UPSCALERS, {"upscale": "2"}, "whole number"),
-        (UPSCALERS, {"upscale": 4, "size": "96x64"}, "an image of 384x256"),
+        (UPSCALERS, {"upscale": 3}, "must be 1, 2 or 4; given 3"),
+        (UPSCALERS, {"upscale": 0}, "must be 1, 2 or 4; given 0"),
+        (UPSCALERS, {"upscale": "2"}, "must be 1, 2 or 4; given '2'"),
+        (UPSCALERS, {"upscale": 4, "size": "96x64"}, "is 4, which makes 384x256 of 96x64; the"),
+        (UPSCALERS, {"upscale": 4, "size": "96x64"}, "256 px at most. Set it to 2, or give a"),
+        (UPSCALERS, {"upscale": 2, "size": "192x64"}, "Leave it out, or give a smaller 'size'"),
         ([], {"upscale": 2}, "this service has no upscaler"),
     ],
 )
@@ -79,10 +81,14 @@ async def test_what_nobody_enlarges_is_refused(
 
 
 @pytest.mark.parametrize(("upscalers", "allowed"), [([], [1]), (UPSCALERS, [1, 2, 4])])
-def test_the_schema_says_what_this_service_does(
+async def test_the_schema_and_the_cards_say_what_this_service_does(
     fake: FakeDispatcherClient, config: ClusterConfig, upscalers: list[Any], allowed: list[int]
 ) -> None:
-    schema = app_of(fake, config, upscalers).openapi()
-    body = schema["paths"][URL]["post"]["requestBody"]["content"]["application/json"]["schema"]
-    [number] = [one for one in body["properties"]["upscale"]["anyOf"] if one["type"] == "integer"]
+    app = app_of(fake, config, upscalers)
+    body = app.openapi()["paths"][URL]["post"]["requestBody"]["content"]["application/json"]
+    upscale = body["schema"]["properties"]["upscale"]
+    [number] = [one for one in upscale["anyOf"] if one["type"] == "integer"]
     assert number["enum"] == allowed
+    async with http_of(app) as http:
+        card = (await http.get("/v1/models/shapes")).json()["upscale"]
+    assert card == ({"factors": allowed, "max_px": 256} if upscalers else None)

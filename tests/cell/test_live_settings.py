@@ -202,6 +202,25 @@ async def test_of_a_refused_file_only_the_reason_is_said(tmp_path: Path) -> None
     assert "redeploy" not in warning
 
 
+async def test_a_file_saved_by_hand_changes_nothing_that_calls_are_checked_with_and_replicas_lack(
+    tmp_path: Path,
+) -> None:
+    cell = Cell(tmp_path / "my.yaml")
+    await cell.live.start(cell.applied.append)
+    for pools, upscalers, named in (
+        ([POOL | {"served_as": "m"}], [], "pool p served_as (None runs, the file has m)"),
+        ([POOL | {"name": "q"}], [{"name": "p"}], "upscaler p (a worker of another kind has"),
+    ):
+        cell.write(pools=pools, upscalers=upscalers, limits={"max_queued_images": 7})
+        await until(lambda named=named: named in "".join(cell.live.warnings()))  # type: ignore[misc]
+        assert cell.live.warnings()[0].startswith("the settings were refused, the earlier ones")
+        assert len(cell.applied) == 1
+    # once they are gone, it does
+    cell.core.unregister("p", 1.0)
+    await cell.looked()
+    assert [one.limits.max_queued_images for one in cell.applied] == [500, 7]
+
+
 async def test_a_pool_that_an_edit_adds_is_said_not_to_be_deployed(tmp_path: Path) -> None:
     cell = Cell(tmp_path / "my.yaml")
     await cell.live.start(cell.applied.append)

@@ -45,7 +45,7 @@ class FakeCell:
         self.counts = {"front/Gateway": 1, "a/BaseModel": 1, "b/BaseModel": 1}
         self.max_batch = 8
         self.overridden: tuple[str, ...] = ()
-        self.states = {"front": "RUNNING"} | {pool.name: "RUNNING" for pool in config.pools}
+        self.states = {"front": "RUNNING"} | {one.name: "RUNNING" for one in config.workers}
         self._running = config
         self._config = config
         self._has = settings_of(config).version
@@ -64,7 +64,7 @@ class FakeCell:
             problem="",
             front=front_arguments(self._running, "/x.yaml", overridden=self.overridden),
             workers={
-                p.name: worker_arguments(self._running, p.name).own for p in self._running.pools
+                p.name: worker_arguments(self._running, p.name).own for p in self._running.workers
             },
             version_by_gateway={"g": self._has},
             replicas=tuple(

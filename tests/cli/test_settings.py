@@ -51,6 +51,11 @@ def test_a_removed_pool_goes_once_its_images_are_made(tmp_path: Path) -> None:
     assert said.endswith("pool b: stopped")
 
 
+def test_a_removed_upscaler_is_called_one(tmp_path: Path) -> None:
+    cell = FakeCell(config_of(A, upscalers=[{"name": "big"}]))
+    assert applied(cell, tmp_path, A).endswith("upscaler big: stopped")
+
+
 def test_a_file_that_names_the_pools_already_still_adds_and_removes(tmp_path: Path) -> None:
     # as after an edit of the watched file by hand
     cell = FakeCell(config_of(A, B))

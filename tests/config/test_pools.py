@@ -11,6 +11,18 @@ def test_a_replica_on_several_gpus_is_refused_with_what_to_do() -> None:
 
 
 @pytest.mark.parametrize(
+    ("upscalers", "words"),
+    [
+        ([{"name": "big"}, {"name": "next"}], "has 2 entries.*leave one, with as many `replicas`"),
+        ([{"name": "big", "num_threads": 1}], "0.num_threads: there is no such key.*: name, num_c"),
+    ],
+)
+def test_an_upscaler_is_one_entry_without_keys_of_torch(upscalers: object, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        load_config({"pools": [{"name": "a", "model": "shapes-sd"}], "upscalers": upscalers})
+
+
+@pytest.mark.parametrize(
     ("device", "capability", "expected"),
     [("cpu", None, "float32"), ("cuda", None, None), ("cuda", (9, 0), "bfloat16")],
 )

@@ -12,6 +12,7 @@ from ray_cluster.config.loading import ClusterConfig, load_config
 from ray_cluster.config.section import Section, applied
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig, StorageConfig
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.sections.upscalers import UpscalerConfig
 from ray_cluster.config.settings import settings_of
 from ray_cluster.config.slices import (
     front_arguments,
@@ -37,6 +38,7 @@ OTHER_VALUES: dict[str, Any] = {
     "preemption": False,
     "progress_s": 0.5,
 }
+UPSCALERS = {"upscalers": [{"name": "big"}]}
 
 
 def given() -> dict[str, Any]:
@@ -57,6 +59,7 @@ def setting_keys() -> Iterator[tuple[str, str]]:
         "dispatch": DispatchConfig,
         "storage": StorageConfig,
         "pools": PoolConfig,
+        "upscalers": UpscalerConfig,
     }
     yield "http", "api_keys"
     for section, kind in sections.items():
@@ -64,31 +67,33 @@ def setting_keys() -> Iterator[tuple[str, str]]:
 
 
 def changed(section: str, name: str) -> dict[str, Any]:
-    content, default = given(), getattr(load_config(given()), section)
-    if section == "pools":
+    content = given() | UPSCALERS
+    default = getattr(load_config(content), section)
+    is_list = isinstance(default, tuple)
+    if is_list:
         default = default[0]
     old = getattr(default, name)
     value = ["key"] if name == "api_keys" else OTHER_VALUES.get(name)
     value = old + 1 if value is None else value
-    target = content["pools"][0] if section == "pools" else content[section]
+    target = content[section][0] if is_list else content[section]
     target[name] = value
     return content
 
 
 def arguments_of(config: ClusterConfig) -> list[str]:
-    pools = [worker_arguments(config, pool.name) for pool in config.pools]
+    pools = [worker_arguments(config, worker.name) for worker in config.workers]
     front = front_arguments(config, "settings.yaml")
     return [one.model_dump_json() for one in (front, *pools)]
 
 
 @pytest.mark.parametrize(("section", "name"), list(setting_keys()))
 def test_a_changed_setting_changes_the_version_and_no_argument(section: str, name: str) -> None:
-    before, after = load_config(given()), load_config(changed(section, name))
+    before, after = load_config(given() | UPSCALERS), load_config(changed(section, name))
     assert settings_of(after).version != settings_of(before).version
     assert arguments_of(after) == arguments_of(before)
     path = Path("/etc/settings.yaml")
     assert serve_config(after, path) == serve_config(before, path)
-    pools = {pool.name: worker_arguments(before, pool.name).own for pool in before.pools}
+    pools = {one.name: worker_arguments(before, one.name).own for one in before.workers}
     assert needs_redeploy(front_arguments(before), pools, after) == []
 
 

@@ -154,13 +154,15 @@ class Pod:
             ]
         )
         self.log = folder / "pod.log"
+        log = self.log.open("wb")
         self._process = subprocess.Popen(
             ["ip", "netns", "exec", self.namespace, "unshare", "--mount", "bash", "-c", script],
             env={**base, **given, **environment},
-            stdout=self.log.open("wb"),
+            stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
+        log.close()
 
     def pids(self) -> list[int]:
         """Return the processes in its namespace."""

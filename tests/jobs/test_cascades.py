@@ -13,6 +13,7 @@ import pytest
 from ray_cluster.config.settings import Settings
 from ray_cluster.protocol.jobs import Job, JobView
 from ray_cluster.protocol.leases import Lease
+from ray_cluster.protocol.outcomes import CascadeAnswer
 from ray_cluster.requests import CascadeUse, LightStage, OutputSpec
 from tests.fakes import image_request, some_settings
 from tests.jobs.jobs_cell import JobsCell, Replica, job, until
@@ -114,6 +115,21 @@ async def test_one_image_is_published_and_nothing_else_is_left(
         await until(lambda: names(cell) == {"a.png"})
 
 
+async def goes_on_with_the_heavy(later: JobsCell, *, fails: bool) -> CascadeAnswer:
+    """Have the heavy stage of the deferred image "a" done; return how its cascade ended."""
+    workers = await Workers.of(later)
+    assert not await workers.light.poll()
+    heavy = await lease(workers.heavy)
+    await (workers.heavy.fail(heavy) if fails else workers.heavy.finish(heavy, b"heavy"))
+    (image,) = (await ended(later)).job.images
+    assert image is not None
+    assert image.cascade is not None
+    expected = ("heavy_failed", b"light") if fails else ("deferred", b"heavy")
+    assert (image.cascade.reason, later.results.get("a.png")) == expected
+    await until(lambda: names(later) == {"a.png"})
+    return image.cascade
+
+
 @pytest.mark.parametrize("heavy_fails", [False, True])
 async def test_a_later_dispatcher_goes_on_with_the_heavy_stage(
     tmp_path: Path, heavy_fails: bool
@@ -124,20 +140,8 @@ async def test_a_later_dispatcher_goes_on_with_the_heavy_stage(
         await defer(workers)
         await until(lambda: cell.store.unfinished()[0].deferred)
     async with JobsCell(tmp_path, epoch=2) as later:
-        workers = await Workers.of(later)
-        assert not await workers.light.poll()
-        heavy = await lease(workers.heavy)
-        if heavy_fails:
-            await workers.heavy.fail(heavy)
-        else:
-            await workers.heavy.finish(heavy, b"heavy")
-        (image,) = (await ended(later)).job.images
-        assert image is not None
-        assert image.cascade is not None
-        assert image.cascade.confidence == 0.1
-        expected = ("heavy_failed", b"light") if heavy_fails else ("deferred", b"heavy")
-        assert (image.cascade.reason, later.results.get("a.png")) == expected
-        await until(lambda: names(later) == {"a.png"})
+        answer = await goes_on_with_the_heavy(later, fails=heavy_fails)
+        assert answer.confidence == 0.1
 
 
 @pytest.mark.parametrize("heavy_fails", [False, True])
@@ -164,24 +168,11 @@ async def test_a_row_of_before_goes_on_with_the_heavy_stage(
         db.execute(f"insert into jobs ({columns}) values ({marks})", [*values.values()])
     db.close()
     async with JobsCell(tmp_path, epoch=2) as later:
-        workers = await Workers.of(later)
-        assert not await workers.light.poll()
-        heavy = await lease(workers.heavy)
-        if heavy_fails:
-            await workers.heavy.fail(heavy)
-        else:
-            await workers.heavy.finish(heavy, b"heavy")
-        (image,) = (await ended(later)).job.images
-        assert image is not None
-        answer = image.cascade
-        assert answer is not None
-        expected = ("heavy_failed", b"light") if heavy_fails else ("deferred", b"heavy")
-        assert (answer.reason, later.results.get("a.png")) == expected
+        answer = await goes_on_with_the_heavy(later, fails=heavy_fails)
         assert (answer.confidence, answer.threshold) == (0.1, 0.5)
         times = [(one.stage, one.name, one.took_s) for one in answer.stages[:2]]
         assert times == [("light", "shapes", 2.5), ("score", "judge", 0.5)]
         assert answer.stages[2].stage == "heavy"
-        await until(lambda: names(later) == {"a.png"})
 
 
 async def test_a_later_dispatcher_begins_anew_before_the_decision(tmp_path: Path) -> None:

@@ -216,11 +216,9 @@ class ImageGenerationRequest(CallFields):
         "none if absent.",
         max_length=MAX_CONTROLNETS,
     )
-    upscale: int | None = optional(
+    upscale: Literal[1, 2, 4] | None = optional(
         "(extension) 2 or 4: the finished image is enlarged so many times, where the service has "
         "an upscaler; 1 if absent.",
-        ge=1,
-        le=4,
     )
     priority: int | None = optional(
         "(extension) Higher is served first; 0 if absent. Above 0 it needs an API key "

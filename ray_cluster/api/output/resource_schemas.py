@@ -50,6 +50,13 @@ class CascadeParts(BaseModel):
     discriminator: str = Field(description="What says how good it is.")
 
 
+class UpscaleCard(BaseModel):
+    """How finished images may be enlarged."""
+
+    factors: list[int] = Field(description="What `upscale` may be.")
+    max_px: int = Field(description="Longest side of an enlarged image.")
+
+
 class ModelCard(BaseModel):
     """OpenAI's Model, with its bounds and defaults."""
 
@@ -75,6 +82,9 @@ class ModelCard(BaseModel):
         description="(extension) Where `fidelity` can be other than `exact`; null: nowhere."
     )
     controlnets: list[str] = Field([], description="(extension) The ControlNets made for it.")
+    upscale: UpscaleCard | None = Field(
+        description="(extension) How its finished images may be enlarged; null: not at all."
+    )
     cascade: CascadeParts | None = optional(
         "(extension) Of a cascade; its bounds are those of its heavy model."
     )

@@ -17,6 +17,7 @@ from ray_cluster.api.output.resource_schemas import (
     ModelCard,
     ModelList,
     StepsByFidelity,
+    UpscaleCard,
 )
 from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.loras import LORA_NAME
@@ -86,7 +87,7 @@ class ModelsEndpoint:
 
     def _card(self, profile: ModelProfile) -> ModelCard:
         names = [one.name for one in self._catalog.controlnets if profile.model in one.bases]
-        return _card(profile, names)
+        return _card(profile, names, self._catalog.upscale)
 
 
 async def lora_pages(
@@ -112,7 +113,7 @@ def _lora_card(lora: Lora) -> LoraModelCard:
     )
 
 
-def _card(profile: ModelProfile, controlnets: list[str]) -> ModelCard:
+def _card(profile: ModelProfile, controlnets: list[str], upscale: UpscaleCard | None) -> ModelCard:
     return ModelCard(
         id=profile.model,
         created=profile.created_s,
@@ -126,6 +127,7 @@ def _card(profile: ModelProfile, controlnets: list[str]) -> ModelCard:
         edits=profile.edits,
         max_input_images=MAX_INPUT_IMAGES,
         controlnets=controlnets,
+        upscale=upscale,
         fewer_steps=None if profile.fewer_steps is None else _steps_card(profile.fewer_steps),
     )
 

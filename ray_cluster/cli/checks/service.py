@@ -16,10 +16,12 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cascades import CascadeConfig, DiscriminatorConfig
 from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.config.sections.upscalers import UpscalerConfig
 from ray_cluster.engine.controlnets.checks import check_controlnet
 from ray_cluster.engine.files.folders import is_hub_id, local_folder
 from ray_cluster.engine.scorers.checks import check_scorer
 from ray_cluster.errors import RayClusterError
+from ray_cluster.imaging.enlarging import replica_memory
 from ray_cluster.models.builtin import controlnet_folder, discriminator_folder
 from ray_cluster.models.weight_files import INDEX
 from ray_cluster.policies.costs.gpu_shares import Card, GpuTenants, fullest_card, replica_bytes
@@ -63,11 +65,12 @@ def check_service(config: ClusterConfig, card: Card | None = None) -> Iterator[F
     yield from map(_cascade, config.cascades)
     for control in config.controlnets:
         yield _check_controlnet(control, config)
+    yield from map(_upscaler, config.upscalers)
     if card is not None and (on_gpu := [pool for pool in config.pools if pool.device == "cuda"]):
         yield _shared_gpu(on_gpu, {pool.name: plan for pool, plan in plans}, card)
     if config.ray.address is None:
         yield _processors(config)
-        yield _all_replicas(plans, is_running=bool(running))
+        yield _all_replicas(plans, config.upscalers, is_running=bool(running))
 
 
 def _check_pool(pool: PoolConfig, card: Card | None) -> tuple[Finding, PlannedModel | None]:
@@ -122,6 +125,11 @@ def _check_controlnet(given: ControlNetConfig, config: ClusterConfig) -> Finding
     return ok(subject, f"for {', '.join(given.bases)}: {where}")
 
 
+def _upscaler(given: UpscalerConfig) -> Finding:
+    found = f"{given.replicas} x, up to {replica_memory(given.max_px) / _GIB:.1f} GiB each, for "
+    return ok(f"upscaler {given.name}", f"{found}images of at most {given.max_px} px a side")
+
+
 def _on_this_machine(pool: PoolConfig) -> PoolConfig | None:
     """Return the pool with the folder of a hub model in the cache, or None if it is not there.
 
@@ -158,7 +166,7 @@ def _processors(config: ClusterConfig) -> Finding:
     cores = os.cpu_count() or 1
     offered = config.ray.num_cpus or cores
     reserved = sum(one.num_cpus * one.replicas for one in config.workers)
-    threads = sum(one.num_threads * one.replicas for one in config.workers)
+    threads = sum(one.hardware.num_threads * one.replicas for one in config.workers)
     found = f"{cores}; replicas reserve {reserved:g} of {offered} and run {threads} thread(s)"
     if reserved > offered:
         return problem(
@@ -181,7 +189,12 @@ def _replica_bytes(pool: PoolConfig, plan: PlannedModel) -> float:
     return _WORKER_BYTES + _KEPT_BYTES + plan.memory.peak_bytes
 
 
-def _all_replicas(plans: list[tuple[PoolConfig, PlannedModel]], *, is_running: bool) -> Finding:
+def _all_replicas(
+    plans: list[tuple[PoolConfig, PlannedModel]],
+    upscalers: Sequence[UpscalerConfig],
+    *,
+    is_running: bool,
+) -> Finding:
     """Add up what all replicas take: each plans as if it were alone."""
     if is_running:
         return warning(
@@ -190,7 +203,9 @@ def _all_replicas(plans: list[tuple[PoolConfig, PlannedModel]], *, is_running: b
             "ask again when it is stopped",
         )
     each = {pool.name: _replica_bytes(pool, plan) for pool, plan in plans}
-    needed = sum(pool.replicas * each[pool.name] for pool, _ in plans)
+    each |= {one.name: replica_memory(one.max_px) for one in upscalers}
+    workers = [*(pool for pool, _ in plans), *upscalers]
+    needed = sum(one.replicas * each[one.name] for one in workers)
     available = psutil.virtual_memory().available
     limits = ", ".join(f"{name} {one / _GIB:.1f}" for name, one in each.items())
     found = (

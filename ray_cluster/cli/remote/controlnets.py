@@ -18,10 +18,7 @@ def _group() -> None:
 
 @controlnets.command("list")
 def list_controlnets(
-    as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    config: Config = None,
+    as_json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None
 ) -> None:
     """List ControlNets, a line each: where they run and the models they are made for.
 

@@ -210,7 +210,7 @@ def apply_file(cell: Cell, path: Path, *, timeout_s: float, show: Show, note: No
         _wait_images(cell, changes.ended_models, deadline_s, show)
         cell.remove(
             changes.removed,
-            lambda name, state: show(config.title(name), state, is_done=state == "stopped"),
+            lambda name, state: show(report.title(name), state, is_done=state == "stopped"),
         )
     _wait_standing(cell, config, standing, deadline_s, show)
 
@@ -309,21 +309,17 @@ def _need(cell: Cell, worker: WorkerConfig) -> str:
     """Say what a replica lacks, or else what Serve says of it."""
     return (
         _lacking(cell, worker)
-        or _message(cell, worker.name)
+        or " ".join(cell.message_of(worker.name).split())
         or f"the replicas of {worker.name} are starting"
     )
 
 
-def _message(cell: Cell, name: str) -> str:
-    return " ".join(cell.message_of(name).split())
-
-
 def _lacking(cell: Cell, worker: WorkerConfig) -> str:
     """Say what a replica lacks; empty if it may be starting."""
-    message = _message(cell, worker.name)
+    message = " ".join(cell.message_of(worker.name).split())
     resources = cell.resources()
     lacking = []
-    for name, number in (("CPU", worker.num_cpus), ("GPU", worker.num_gpus)):
+    for name, number in (("CPU", worker.num_cpus), ("GPU", worker.hardware.num_gpus)):
         free, total = resources.get(name, (0.0, 0.0))
         # one that is scheduled has taken its part of what is free
         if number > (free if _NOT_SCHEDULED in message else total):

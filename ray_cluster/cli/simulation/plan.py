@@ -59,10 +59,7 @@ def size(
 
 @plan.command()
 def show(
-    as_json: AsJson = False,
-    url: Url = DEFAULT_URL,
-    api_key: ApiKey = None,
-    config: Config = None,
+    as_json: AsJson = False, url: Url = DEFAULT_URL, api_key: ApiKey = None, config: Config = None
 ) -> None:
     """Show what the controller plans now: a line for each pool, cascade and service.
 

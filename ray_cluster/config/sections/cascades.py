@@ -8,10 +8,10 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ray_cluster.config.section import LIVE, Section
-from ray_cluster.config.sections.workers import WorkerConfig
+from ray_cluster.config.sections.workers import Hardware, WorkerConfig
 
 
-class DiscriminatorConfig(WorkerConfig):
+class DiscriminatorConfig(Hardware, WorkerConfig):
     """Replicas that say how sure one can be that an image is right for its prompt."""
 
     model: str = Field(

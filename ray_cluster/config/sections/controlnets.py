@@ -8,11 +8,11 @@ from typing import Literal
 from pydantic import Field
 
 from ray_cluster.config.section import CALLS, LIVE
-from ray_cluster.config.sections.workers import WorkerConfig
+from ray_cluster.config.sections.workers import Hardware, WorkerConfig
 from ray_cluster.policies.costs.number_formats import NumberFormat
 
 
-class ControlNetConfig(WorkerConfig):
+class ControlNetConfig(Hardware, WorkerConfig):
     """A network that makes images follow a map: edges, blocks of colour, depth."""
 
     model: str = Field(

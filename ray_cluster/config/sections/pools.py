@@ -8,7 +8,7 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from ray_cluster.config.section import CALLS, LIVE, Section
-from ray_cluster.config.sections.workers import WorkerConfig
+from ray_cluster.config.sections.workers import Hardware, WorkerConfig
 from ray_cluster.policies.costs.number_formats import Capability, NumberFormat, default_format
 from ray_cluster.policies.fidelity import LEAST_SSIM, FewerSteps, LoraStart, ReusedSteps, StepTable
 from ray_cluster.policies.steps.reuse import ReuseSchedule
@@ -155,7 +155,7 @@ class LoraStartConfig(Section):
         return LoraStart(self.balanced, self.fast)
 
 
-class PoolConfig(WorkerConfig):
+class PoolConfig(Hardware, WorkerConfig):
     """Replicas of one model on one kind of device: one Serve application."""
 
     model: str = Field(description="a built-in model, a folder in diffusers' layout, or a hub id")

@@ -14,6 +14,32 @@ APPLICATION_NAME = r"^[a-z0-9][a-z0-9._-]{0,127}$"
 RESERVED_NAMES = ("front", "loras", "controller")
 
 
+class Hardware(Section):
+    """What replicas run on that compute with torch."""
+
+    device: Literal["cpu", "cuda"] = Field(
+        "cpu", description="where it runs; `cuda` needs `num_gpus`"
+    )
+    num_gpus: float = Field(
+        0.0,
+        ge=0,
+        description="GPUs that Ray reserves for a replica, at most 1; with fractions, replicas "
+        "share one, and each is held to its part of the memory",
+    )
+    num_threads: int = Field(1, ge=1, description="torch's threads in a replica")
+
+    @model_validator(mode="after")
+    def _check_device(self) -> Self:
+        if self.device == "cuda" and self.num_gpus == 0:
+            raise ValueError("device 'cuda' needs num_gpus > 0 (1, or a fraction to share a GPU)")
+        if self.num_gpus > 1:
+            raise ValueError(
+                f"num_gpus is {self.num_gpus:g}, but a replica runs on one GPU: set num_gpus: 1, "
+                f"and replicas: {ceil(self.num_gpus)} to use as many GPUs"
+            )
+        return self
+
+
 class WorkerConfig(Section):
     """Replicas that do one kind of work: one Serve application."""
 
@@ -24,22 +50,12 @@ class WorkerConfig(Section):
         "reserved",
         json_schema_extra=CALLS,
     )
-    device: Literal["cpu", "cuda"] = Field(
-        "cpu", description="where it runs; `cuda` needs `num_gpus`"
-    )
     num_cpus: float = Field(
         1.0,
         ge=0,
         description="CPUs that Ray reserves for a replica, which is not confined to them; what a "
         "busy one takes, where a controller plans replicas on CPUs",
     )
-    num_gpus: float = Field(
-        0.0,
-        ge=0,
-        description="GPUs that Ray reserves for a replica, at most 1; with fractions, replicas "
-        "share one, and each is held to its part of the memory",
-    )
-    num_threads: int = Field(1, ge=1, description="torch's threads in a replica")
     replicas: int = Field(1, ge=1, description="replicas at the start", json_schema_extra=COUNT)
 
     max_batch: int = Field(
@@ -55,6 +71,12 @@ class WorkerConfig(Section):
         return self.max_batch
 
     @property
+    def hardware(self) -> Hardware:
+        """What a replica runs on; one thread of a CPU, where there is nothing to choose."""
+        own: object = self
+        return own if isinstance(own, Hardware) else Hardware()
+
+    @property
     def is_service(self) -> bool:
         """Whether it has an application of its own."""
         return True
@@ -64,12 +86,5 @@ class WorkerConfig(Section):
         if self.name in RESERVED_NAMES:
             raise ValueError(
                 f"the name {self.name!r} is taken by an application of the service; choose another"
-            )
-        if self.device == "cuda" and self.num_gpus == 0:
-            raise ValueError("device 'cuda' needs num_gpus > 0 (1, or a fraction to share a GPU)")
-        if self.num_gpus > 1:
-            raise ValueError(
-                f"num_gpus is {self.num_gpus:g}, but a replica runs on one GPU: set num_gpus: 1, "
-                f"and replicas: {ceil(self.num_gpus)} to use as many GPUs"
             )
         return self

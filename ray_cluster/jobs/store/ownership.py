@@ -48,7 +48,8 @@ class Ownership:
             an earlier one; empty for a cell that is alone.
         on_wanted: called once, on the event loop, when a dispatcher of a later cell is ready.
         is_lost: whether another has taken the store: nothing is written any more.
-        is_handed_over: whether it was left to another, on purpose.
+        is_leaving: whether it is to be left to another, on purpose.
+        is_handed_over: whether it was.
     """
 
     def __init__(self, store: SqlJobStore, threads: StoreThreads) -> None:
@@ -60,6 +61,7 @@ class Ownership:
         self._keeping = Tasks()
         self._is_owner = False
         self.is_lost = False
+        self.is_leaving = False
         self.is_handed_over = False
 
     async def stands_by(self) -> bool:
