@@ -178,7 +178,7 @@ def _add_images(
 def _fields_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings) -> dict[str, Any]:
     # all parts of the schema are inside it: no reference to other components
     schema = copy.deepcopy(inlined_schema(kind))
-    limits = settings.limits
+    limits = settings.latest.limits
     num_images = min(limits.max_images_per_request, limits.max_queued_images)
     _bound(schema, "prompt", "maxLength", limits.max_prompt_chars)
     _bound(schema, "negative_prompt", "maxLength", limits.max_prompt_chars)
