@@ -44,7 +44,7 @@ class Catalog:
         """Names of the models that are configured, or registered and not removed since, and of the
         cascades."""
         cascades = (one.name for one in self._settings.latest.cascades)
-        return list(dict.fromkeys([*self._settings.models, *self._offered, *cascades]))
+        return list(dict.fromkeys([*self._settings.pool_by_model, *self._offered, *cascades]))
 
     @property
     def cascades(self) -> tuple[CascadeConfig, ...]:
@@ -93,7 +93,7 @@ class Catalog:
             self._start_reading()
         if (found := self._offered.get(name)) is not None:
             return self._with_defaults(found)
-        if name in self._settings.models:
+        if name in self._settings.pool_by_model:
             is_deployed = name not in await self._client.undeployed()
             raise model_not_ready(name, is_deployed=is_deployed)
         raise model_not_found(name, self.known)

@@ -97,11 +97,6 @@ class CurrentSettings:
         return self._settings
 
     @property
-    def models(self) -> list[str]:
-        """Names of the models in the settings, the default one first."""
-        return list(self.pool_by_model)
-
-    @property
     def upscale_factors(self) -> list[int]:
         """How many times images may be enlarged."""
         return list(UPSCALE_FACTORS) if self.latest.upscalers else [1]
