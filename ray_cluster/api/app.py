@@ -95,9 +95,9 @@ def create_app(
     _add_middleware(app, settings, metrics, around.request_id_writer)
     install(app)
     catalog = Catalog(client, settings, clock)
-    controlnets = ControlNets(settings, images)
+    controlnets = ControlNets(images)
     resolver = RequestResolver(
-        catalog, PromptCheck(client), LoraResolver(client, catalog), controlnets, settings
+        catalog, PromptCheck(client), LoraResolver(client, catalog), controlnets
     )
     reader = CallReader(resolver, controlnets, settings=settings, images=images)
     creator = JobCreator(client, catalog, settings, clock)

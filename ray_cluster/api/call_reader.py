@@ -22,9 +22,9 @@ from ray_cluster.api.input.schemas import (
 from ray_cluster.api.input.sent_images import SentCall, SentImages, take_images
 from ray_cluster.api.input.validation import describe, validate, validate_as
 from ray_cluster.api.resolve.controlnets import ControlNets
-from ray_cluster.api.resolve.resolver import RequestResolver
-from ray_cluster.api.resolve.wanted import WantedImages
+from ray_cluster.api.resolve.resolver import RequestResolver, WantedImages
 from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.config.loading import Document
 from ray_cluster.requests import ImageRequest
 
 IDEMPOTENCY_KEY = "Idempotency-Key"
@@ -94,35 +94,37 @@ class CallReader:
                 such model.
             InvalidRequest: a parameter or an image is wrong.
         """
-        key = _idempotency_key(request)
-        async with self._sent(request, kind) as sent:
+        key, document = _idempotency_key(request), self._settings.document()
+        async with self._sent(request, kind, document) as sent:
             if kind.edit is None or sent.image is None:
                 fields = validate(sent.body)
             else:
                 fields = validate_as(kind.edit, sent.body, REFUSED)
             _check_delivery(fields, is_job=kind.is_job)
-            controlnets = await self._controlnets.read(request, fields, sent)
+            controlnets = await self._controlnets.read(request, fields, sent, document)
             images = None
             if sent.image is not None:
-                images = await self._images.of_edit(request, sent, self._settings.limits)
+                images = await self._images.of_edit(request, sent, document.limits)
             is_inline = not kind.is_job and fields.response_format != "url"
             is_stored = not is_inline or key is not None
             wanted = WantedImages(fields, images, is_stored, controlnets=controlnets)
-            requests = await self._resolver.resolve(request, wanted, is_inline=is_inline)
+            requests = await self._resolver.resolve(request, wanted, document, is_inline=is_inline)
             event_kind: EventKind = "image_generation" if images is None else "image_edit"
             return Call(fields, requests, _digest(sent.body, wanted), key, event_kind)
 
     @asynccontextmanager
-    async def _sent(self, request: Request, kind: CallKind) -> AsyncIterator[SentCall]:
+    async def _sent(
+        self, request: Request, kind: CallKind, document: Document
+    ) -> AsyncIterator[SentCall]:
         """Give the body of a call; JSON counts as being read until the end of the block."""
-        limits = self._settings.limits
+        limits = document.limits
         if kind.edit is not None and is_form(request):
             yield await self._images.read_form(request, limits, kind.edit)
             return
         own, memory = BodyLimit.of_json(limits), self._images.memory
         # images make it large, and a body of unknown length is not read on the off-chance
         is_large = announced_bytes(request) > own.max_bytes
-        may_have_image = kind.edit is not None or bool(self._settings.controlnets)
+        may_have_image = kind.edit is not None or bool(document.controlnets)
         may_be_large = not kind.has_text or (may_have_image and is_large)
         limit = BodyLimit.of_uploads(limits) if may_be_large else own
         with memory.share(request, limit, limits) as take:

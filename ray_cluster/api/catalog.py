@@ -7,6 +7,7 @@ import logging
 import math
 from collections.abc import Callable
 from contextvars import Context
+from dataclasses import replace
 
 from ray_cluster.api.errors import model_not_found, model_not_ready
 from ray_cluster.api.output.resource_schemas import UpscaleCard
@@ -14,7 +15,7 @@ from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.protocol.dispatcher import DispatcherClient
-from ray_cluster.requests import UPSCALE_FACTORS, ModelProfile
+from ray_cluster.requests import UPSCALE_FACTORS, ModelProfile, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -43,24 +44,26 @@ class Catalog:
     def known(self) -> list[str]:
         """Names of the models that are configured, or registered and not removed since, and of the
         cascades."""
-        cascades = (one.name for one in self._settings.cascades)
-        return list(dict.fromkeys([*self._settings.models, *self._offered, *cascades]))
+        cascades = (one.name for one in self._settings.latest.cascades)
+        return list(dict.fromkeys([*self._settings.pool_by_model, *self._offered, *cascades]))
 
     @property
     def cascades(self) -> tuple[CascadeConfig, ...]:
         """The cascades that calls may name."""
-        return self._settings.cascades
+        return self._settings.latest.cascades
 
     @property
     def controlnets(self) -> tuple[ControlNetConfig, ...]:
         """The ControlNets that calls may name."""
-        return self._settings.controlnets
+        return self._settings.latest.controlnets
 
     @property
     def upscale(self) -> UpscaleCard | None:
         """How finished images of any model may be enlarged, if they may."""
-        one = next(iter(self._settings.present.upscalers), None)
-        return None if one is None else UpscaleCard(factors=list(UPSCALE_FACTORS), max_px=one.max_px)
+        one = next(iter(self._settings.latest.upscalers), None)
+        return (
+            None if one is None else UpscaleCard(factors=list(UPSCALE_FACTORS), max_px=one.max_px)
+        )
 
     @property
     def _offered(self) -> dict[str, ModelProfile]:
@@ -72,7 +75,7 @@ class Catalog:
     async def refresh(self) -> dict[str, ModelProfile]:
         """Return the profiles that are registered now; callers at the same time share one read."""
         await asyncio.shield(self._start_reading())
-        return {name: self._settings.applied_to(one) for name, one in self._offered.items()}
+        return {name: self._with_defaults(one) for name, one in self._offered.items()}
 
     def _start_reading(self) -> asyncio.Task[None]:
         if self._reading is None or self._reading.done():
@@ -85,13 +88,12 @@ class Catalog:
         self._profile_by_model = dict(await self._client.models())
         self._read_at_s = self._clock()
 
-    async def profile(self, model: str | None) -> ModelProfile:
-        """Return the profile of a model, or of the first configured one.
+    async def profile(self, name: str) -> ModelProfile:
+        """Return the profile of a model.
 
         Raises:
             ApiError: 404 for an unknown model, 503 for one that has not registered yet.
         """
-        name = self._settings.document().pools[0].model_name if model is None else model
         if name not in self._profile_by_model:
             await self.refresh()
         elif self._is_old:
@@ -99,11 +101,34 @@ class Catalog:
             # served now is the dispatcher's to say
             self._start_reading()
         if (found := self._offered.get(name)) is not None:
-            return self._settings.applied_to(found)
-        if name in self._settings.models:
+            return self._with_defaults(found)
+        if name in self._settings.pool_by_model:
             is_deployed = name not in await self._client.undeployed()
             raise model_not_ready(name, is_deployed=is_deployed)
         raise model_not_found(name, self.known)
+
+    def _with_defaults(self, profile: ModelProfile) -> ModelProfile:
+        """Return a model's profile with the defaults of the settings."""
+        pool = self._settings.pool_by_model.get(profile.model)
+        if pool is None:
+            return profile
+        defaults = pool.defaults
+        width_px, height_px = profile.default_width_px, profile.default_height_px
+        if defaults.size is not None:
+            width_px, height_px = size_of(defaults.size)
+        guidance_scale = defaults.guidance_scale
+        return replace(
+            profile,
+            default_width_px=width_px,
+            default_height_px=height_px,
+            default_num_steps=defaults.num_inference_steps or profile.default_num_steps,
+            default_guidance_scale=(
+                profile.default_guidance_scale if guidance_scale is None else guidance_scale
+            ),
+            default_sampler=defaults.sampler or profile.default_sampler,
+            fewer_steps=pool.fidelity.table() if pool.fidelity else profile.fewer_steps,
+            lora_start=pool.lora_start.start() if pool.lora_start else None,
+        )
 
     @property
     def _is_old(self) -> bool:

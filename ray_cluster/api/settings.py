@@ -5,24 +5,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 from pydantic import ValidationError
 
 from ray_cluster.api.errors import unavailable
 from ray_cluster.config.loading import Document
-from ray_cluster.config.sections.cascades import CascadeConfig
-from ray_cluster.config.sections.cell_wide import LimitsConfig
-from ray_cluster.config.sections.controlnets import ControlNetConfig
-from ray_cluster.config.sections.http import HttpConfig
 from ray_cluster.config.sections.keys import ApiKey
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.slices import parsed
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.protocol.dispatcher import CellCalls
 from ray_cluster.protocol.settings import GatewaySettings
-from ray_cluster.requests import ModelProfile, size_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,13 +34,16 @@ class CurrentSettings:
 
     Args:
         first: None for a gateway that waits for them.
+
+    Attributes:
+        latest: the settings; the defaults before there are any, which bound a call's head.
+        pool_by_model: of several pools of a model the first; that of the default model first.
     """
 
     def __init__(self, first: GatewaySettings | None = None) -> None:
         self._settings: GatewaySettings | None = None
-        # also what bounds a call's head before there are settings
-        self._document = Document()
-        self._models: dict[str, tuple[PoolConfig, ...]] = {}
+        self.latest = Document()
+        self.pool_by_model: Mapping[str, PoolConfig] = {}
         self._first_models: tuple[str, ...] | None = None
         self.removed_models: frozenset[str] = frozenset()
         self.are_here = asyncio.Event()
@@ -56,13 +54,14 @@ class CurrentSettings:
     def put(self, settings: GatewaySettings) -> None:
         """Replace the settings; calls that were checked before go on unchanged."""
         document = parsed(Document, settings.document)
-        self._settings, self._document = settings, document
-        earlier, self._models = self._models, {}
-        for pool in self._document.pools:
-            self._models[pool.model_name] = (*self._models.get(pool.model_name, ()), pool)
-        self.removed_models = (self.removed_models | earlier.keys()) - self._models.keys()
+        self._settings, self.latest = settings, document
+        earlier, found = self.pool_by_model, dict[str, PoolConfig]()
+        for pool in document.pools:
+            found.setdefault(pool.model_name, pool)
+        self.pool_by_model = found
+        self.removed_models = (self.removed_models | earlier.keys()) - found.keys()
         if self._first_models is None:
-            self._first_models = tuple(self._models)
+            self._first_models = tuple(found)
         self.are_here.set()
 
     @property
@@ -74,16 +73,6 @@ class CurrentSettings:
     def is_open(self) -> bool:
         """Whether anybody may call; False before there are settings."""
         return self._settings is not None and not self._settings.api_keys
-
-    @property
-    def limits(self) -> LimitsConfig:
-        """Bounds of calls; the defaults before there are settings."""
-        return self._document.limits
-
-    @property
-    def http(self) -> HttpConfig:
-        """What stands in front; nothing before there are settings."""
-        return self._document.http
 
     async def first(self) -> None:
         """Wait for the first settings, for a while; an earlier Ray cluster may still serve.
@@ -114,7 +103,7 @@ class CurrentSettings:
             ApiError: 503, they have not come yet: who may call, and for what, is not known.
         """
         self._given()
-        return self._document
+        return self.latest
 
     def _given(self) -> GatewaySettings:
         if self._settings is None:
@@ -125,63 +114,14 @@ class CurrentSettings:
         return self._settings
 
     @property
-    def models(self) -> list[str]:
-        """Names of the models in the settings, the default one first."""
-        return list(self._models)
-
-    def cascade(self, name: str | None) -> CascadeConfig | None:
-        """Return the cascade of that name; None if there is none."""
-        return next((one for one in self.cascades if one.name == name), None)
-
-    @property
-    def cascades(self) -> tuple[CascadeConfig, ...]:
-        """All cascades in the settings."""
-        return self._document.cascades
-
-    @property
-    def controlnets(self) -> tuple[ControlNetConfig, ...]:
-        """All ControlNets in the settings; none before there are some."""
-        return self._document.controlnets
-
-    @property
-    def present(self) -> Document:
-        """The settings; an empty document before there are some."""
-        return self._document
-
-    @property
     def needed_models(self) -> list[str]:
         """Those that were there when this gateway started: without them it is not ready."""
-        return [name for name in self._first_models or () if name in self._models]
+        return [name for name in self._first_models or () if name in self.pool_by_model]
 
     @property
     def max_num_inference_steps(self) -> int | None:
         """Of any model; None before there are settings."""
-        return max((one.max_num_inference_steps for one in self._document.pools), default=None)
-
-    def applied_to(self, profile: ModelProfile) -> ModelProfile:
-        """Return a model's profile with the defaults of the settings."""
-        pools = self._models.get(profile.model)
-        if pools is None:
-            return profile
-        # of several pools the first one's
-        given = pools[0]
-        defaults = given.defaults
-        width_px, height_px = profile.default_width_px, profile.default_height_px
-        if defaults.size is not None:
-            width_px, height_px = size_of(defaults.size)
-        guidance_scale = defaults.guidance_scale
-        return replace(
-            profile,
-            default_width_px=width_px,
-            default_height_px=height_px,
-            default_num_steps=defaults.num_inference_steps or profile.default_num_steps,
-            default_guidance_scale=(
-                profile.default_guidance_scale if guidance_scale is None else guidance_scale
-            ),
-            default_sampler=defaults.sampler or profile.default_sampler,
-            fewer_steps=given.fidelity.table() if given.fidelity else profile.fewer_steps,
-            lora_start=given.lora_start.start() if given.lora_start else None,
-        )
+        return max((one.max_num_inference_steps for one in self.latest.pools), default=None)
 
 
 class SettingsFeed:

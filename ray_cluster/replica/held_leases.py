@@ -73,14 +73,20 @@ class HeldLeases:
         """Return the lease that is held on a request."""
         return self._held.get(request_id)
 
-    def holds(self, request: ImageRequest) -> bool:
-        """Whether the lease of that very request is held, perhaps under a newer fence."""
+    def lease_of(self, request: ImageRequest) -> Lease | None:
+        """Return the lease of that very request if it is held, perhaps under a newer fence."""
         held = self._held.get(request.request_id)
-        return held is not None and held.request is request
+        return held if held is not None and held.request is request else None
 
-    def add(self, lease: Lease) -> None:
-        """Hold a lease."""
+    def holds(self, request: ImageRequest) -> bool:
+        """Whether the lease of that very request is held."""
+        return self.lease_of(request) is not None
+
+    def add(self, lease: Lease) -> Lease | None:
+        """Hold a lease instead of earlier ones on its request; return the one that was held."""
+        replaced = self.drop(lease.request.request_id)
         self._held[lease.request.request_id] = lease
+        return replaced
 
     def drop(self, request_id: str) -> Lease | None:
         """Forget a request and the ends of earlier leases on it; return the lease that was held."""
@@ -89,8 +95,8 @@ class HeldLeases:
 
     def end(self, request: ImageRequest, event: ReplicaEvent) -> None:
         """Have the end of a request's lease reported under its newest fence, if it is held."""
-        if self.holds(request):
-            held = self._held.pop(request.request_id)
+        if (held := self.lease_of(request)) is not None:
+            del self._held[request.request_id]
             self._endings.append(_Ending(held, replace(event, fence=held.fence)))
             self._has_news.set()
 

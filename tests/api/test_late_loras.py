@@ -10,7 +10,7 @@ import pytest
 from ray_cluster.api.input.validation import validate
 from ray_cluster.api.output.reply_writer import as_made, fidelity_of
 from ray_cluster.api.resolve.loras import BasedLora
-from ray_cluster.api.resolve.wanted import WantedImages
+from ray_cluster.api.resolve.resolver import WantedImages
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.policies.fidelity import LoraStart

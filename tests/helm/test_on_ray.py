@@ -124,7 +124,10 @@ def test_changes_under_load_fail_no_call_and_replace_what_they_name(tmp_path: Pa
         assert call(service.url).status_code == 200
         assert call(service.url, "another").status_code == 401
         service.scale("shapes-sd", "BaseModel", 2)
-        wait_for(lambda: len(service.replicas().get("shapes-sd/BaseModel", set())) == 2, "a second replica")
+        wait_for(
+            lambda: len(service.replicas().get("shapes-sd/BaseModel", set())) == 2,
+            "a second replica",
+        )
         before = service.replicas()
         clients = Clients(service.url, "shapes-sd")
         with clients.running():

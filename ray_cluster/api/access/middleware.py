@@ -86,7 +86,7 @@ class LimitsMiddleware(HttpMiddleware):
 
     async def serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one HTTP call."""
-        limits = self._settings.limits
+        limits = self._settings.latest.limits
         num_bytes = _head_bytes(scope)
         if num_bytes > limits.max_header_bytes:
             await _too_large(num_bytes, limits.max_header_bytes).response()(scope, receive, send)
@@ -142,8 +142,8 @@ class BrowserMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        if self._settings.http is not self._built_for:
-            self._built_for = self._settings.http
+        if self._settings.latest.http is not self._built_for:
+            self._built_for = self._settings.latest.http
             self._with_headers = self._built()
         await self._with_headers(scope, receive, send)
 

@@ -56,7 +56,7 @@ class ProxyMiddleware:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection."""
-        http = self._settings.http
+        http = self._settings.latest.http
         if scope["type"] == "http" and (http.public_url or http.trusted_proxies):
             scope = _as_called(scope, http.public_url, http.trusted_networks)
         await self._app(scope, receive, send)

@@ -17,6 +17,7 @@ from http import HTTPStatus
 
 from ray_cluster.api.errors import ApiError
 from ray_cluster.requests import BlobRef
+from ray_cluster.storage.blob_store import BlobStoreError
 from ray_cluster.storage.inputs import InputStore
 
 # what the smallest file counts as: it bounds their number, too
@@ -179,6 +180,13 @@ class ClientInputs:
             ref = await self.inputs.put(owner, counted, max_bytes=max_bytes)
             self.stored.note(self.client, ref)
         return ref
+
+    def get(self, owner: str, ref: BlobRef) -> bytes:
+        """Return an input that is there. Blocks; raises :class:`.BlobStoreError`."""
+        data = self.inputs.get(owner, ref)
+        if data is None:
+            raise BlobStoreError("an image is gone that was stored a moment ago")
+        return data
 
     def renew(self, owner: str, ref: BlobRef) -> bool:
         """Keep an input as if it were sent again now; see :meth:`.InputStore.renew`. Blocks."""

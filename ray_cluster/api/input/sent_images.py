@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, ParamSpec, Protocol, TypeVar
 
 from starlette.requests import Request
@@ -33,7 +34,6 @@ from ray_cluster.imaging.edit_images import ImageFacts, MaskFacts
 from ray_cluster.imaging.processes.fair_queue import QueueFull
 from ray_cluster.imaging.processes.image_coder import Source
 from ray_cluster.requests import BlobRef
-from ray_cluster.storage.blob_store import BlobStoreError
 from ray_cluster.storage.inputs import InputStore
 
 logger = logging.getLogger(__name__)
@@ -173,7 +173,7 @@ class SentImages:
         self, request: Request, image: BlobRef, param: str, limits: LimitsConfig
     ) -> ImageFacts:
         """Decode a stored image and return what it is; errors are those of :meth:`of_edit`."""
-        data, most = self._fetch_of(request, image), limits.max_input_pixels
+        data, most = self._source(request, image, limits), limits.max_input_pixels
         return await _answer(self._checks.image_facts, data, param, most, caller_of(request))
 
     async def sent_s(self, request: Request, image: BlobRef) -> float | None:
@@ -216,7 +216,7 @@ class SentImages:
         image_facts = await self.check_one(request, image, "image", limits)
         if mask is None:
             return CheckedImages(image, image_facts)
-        data, most = self._fetch_of(request, mask), limits.max_input_pixels
+        data, most = self._source(request, mask, limits), limits.max_input_pixels
         client = caller_of(request)
         mask_facts = await _answer(self._checks.mask_facts, data, "mask", most, client)
         return CheckedImages(image, image_facts, mask, mask_facts)
@@ -232,7 +232,7 @@ class SentImages:
             InvalidRequest: it cannot be decoded, has too many pixels or several frames; or the
                 detector cannot be run.
         """
-        data, most = self._fetch_of(request, image), limits.max_input_pixels
+        data, most = self._source(request, image, limits), limits.max_input_pixels
         order = replace(order, folder=self.detectors.folder)
         made = await _answer(self._checks.control_map, data, order, most, caller_of(request))
         inputs, owner = self._inputs_of(request, limits), owner_of(request)
@@ -246,17 +246,9 @@ class SentImages:
         most = limits.max_stored_bytes_per_client
         return ClientInputs(self._inputs, self._stored, caller_of(request), most)
 
-    def _fetch_of(self, request: Request, ref: BlobRef) -> Source:
+    def _source(self, request: Request, ref: BlobRef, limits: LimitsConfig) -> Source:
         """Return what fetches a stored image: those that wait for their check take no memory."""
-        owner = owner_of(request)
-
-        def fetch() -> bytes:
-            data = self._inputs.get(owner, ref)
-            if data is None:
-                raise BlobStoreError("an image is gone that was stored a moment ago")
-            return data
-
-        return fetch
+        return partial(self._inputs_of(request, limits).get, owner_of(request), ref)
 
 
 async def _answer(submit: Callable[P, Future[T]], *args: P.args, **kwargs: P.kwargs) -> T:

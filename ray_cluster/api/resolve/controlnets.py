@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from starlette.requests import Request
 
@@ -11,26 +12,67 @@ from ray_cluster.api.advice import missing, wrong
 from ray_cluster.api.input.schemas import ControlNetChoice, ImageGenerationRequest
 from ray_cluster.api.input.sent_images import SentCall, SentImages, image_text
 from ray_cluster.api.input.validation import describe
-from ray_cluster.api.resolve.wanted import SentControlNet
-from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.config.loading import Document
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.config.sections.controlnets import ControlNetConfig
 from ray_cluster.config.validation_errors import nearest
 from ray_cluster.imaging.controlnet_maps import MapOrder
 from ray_cluster.imaging.detectors import DETECTOR_NAMES
-from ray_cluster.requests import BlobRef, ControlNetUse, ImageRequest
+from ray_cluster.requests import BlobRef, ControlNetUse, ImageRequest, ModelProfile
 
 _PART_MARK = "@"
+# diffusion transformers, by the family that a model registers
+_TRANSFORMERS = {"stable-diffusion-3", "flux"}
+
+
+@dataclass(frozen=True, slots=True)
+class SentControlNet:
+    """A ControlNet of a call, and the image that was sent for it.
+
+    Attributes:
+        param: its entry in the call, for errors.
+        bases: models that it is made for.
+        image: what was sent, in the input store.
+    """
+
+    param: str
+    choice: ControlNetChoice
+    bases: tuple[str, ...]
+    image: BlobRef
+
+    def check_model(self, profile: ModelProfile) -> None:
+        """Refuse a model that it is not made for.
+
+        Raises:
+            InvalidRequest: it names the ControlNet's bases.
+        """
+        model, name, code = profile.model, f"is {self.choice.name!r}", "controlnet_of_another_model"
+        if profile.family in _TRANSFORMERS:
+            what = f"but this image is made by {model}, a diffusion transformer ({profile.family})"
+            raise wrong(f"{self.param}.name", f"{name}, {what}", "for unets", code=code)
+        if model not in self.bases:
+            what = f"which is made for {', '.join(self.bases)}, and this image is made by {model}"
+            bases = " or ".join(map(repr, self.bases))
+            hint = f"Set 'model' to {bases}, or choose a ControlNet of {model}."
+            raise wrong(f"{self.param}.name", f"{name}, {what}", more=hint, code=code)
+
+    def as_in_body(self) -> dict[str, Any]:
+        """Return the entry as a body has it, with its image's digest: equal for equal entries."""
+        return {**self.choice.model_dump(exclude_none=True), "image": self.image.sha256}
 
 
 class ControlNets:
     """Checks the ControlNets of calls and has their maps made."""
 
-    def __init__(self, settings: CurrentSettings, images: SentImages) -> None:
-        self._settings = settings
+    def __init__(self, images: SentImages) -> None:
         self._images = images
 
     async def read(
-        self, request: Request, fields: ImageGenerationRequest, sent: SentCall
+        self,
+        request: Request,
+        fields: ImageGenerationRequest,
+        sent: SentCall,
+        document: Document,
     ) -> tuple[SentControlNet, ...]:
         """Return the ControlNets of a call; their images are stored once all else is right.
 
@@ -40,7 +82,8 @@ class ControlNets:
         """
         choices, files = fields.controlnets or (), sent.files or {}
         params = [f"controlnets[{index}]" for index in range(len(choices))]
-        found = [self._check(one, param) for one, param in zip(choices, params, strict=True)]
+        known = {one.name: one for one in document.controlnets}
+        found = [self._check(one, param, known) for one, param in zip(choices, params, strict=True)]
         given = zip(sent.controlnet_images, params, strict=False)
         texts = [_image(image, f"{param}.image", sent.files) for image, param in given]
         idle = next((name for name in files if _PART_MARK + name not in texts), None)
@@ -53,8 +96,8 @@ class ControlNets:
             if text.startswith(_PART_MARK):
                 ref = files[text.removeprefix(_PART_MARK)]
             else:
-                limits = self._settings.limits
-                ref = await self._images.store_one(request, text, f"{param}.image", limits)
+                where = f"{param}.image"
+                ref = await self._images.store_one(request, text, where, document.limits)
             sent_nets.append(SentControlNet(param, choice, model.bases, ref))
         return tuple(sent_nets)
 
@@ -63,6 +106,7 @@ class ControlNets:
         request: Request,
         requests: Sequence[ImageRequest],
         controlnets: Sequence[SentControlNet],
+        limits: LimitsConfig,
     ) -> tuple[ImageRequest, ...]:
         """Return the requests of a call with the maps of its ControlNets, made once for all.
 
@@ -85,7 +129,7 @@ class ControlNets:
                 param=f"{one.param}.image",
                 detector_param=f"{one.param}.preprocess",
             )
-            made = await self._images.make_map(request, one.image, order, self._settings.limits)
+            made = await self._images.make_map(request, one.image, order, limits)
             of_map = (choice.name, made.ref, choice.weight, *choice.span)
             uses.append(ControlNetUse(*of_map, choice.detector, one.image.sha256))
         return tuple(
@@ -100,8 +144,9 @@ class ControlNets:
             raise wrong(param, f"is {describe(name)}, which is no detector", more=hint)
         detectors.check(name, param)
 
-    def _check(self, choice: ControlNetChoice, param: str) -> ControlNetConfig:
-        known = {one.name: one for one in self._settings.controlnets}
+    def _check(
+        self, choice: ControlNetChoice, param: str, known: Mapping[str, ControlNetConfig]
+    ) -> ControlNetConfig:
         if (found := known.get(choice.name)) is None:
             hint = _listed(choice.name, known, "all", tuple(known) or ("there is none here",))
             what = f"is {describe(choice.name)}, which does not exist"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.requests import Request
@@ -12,17 +12,22 @@ from ray_cluster.api.access.auth import caller_of, check_priority, owner_of
 from ray_cluster.api.access.middleware import request_id_of
 from ray_cluster.api.advice import wrong
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.resolve.controlnets import ControlNets
+from ray_cluster.api.input.schemas import ImageEditRequest, ImageGenerationRequest
+from ray_cluster.api.input.sent_images import CheckedImages
+from ray_cluster.api.resolve.controlnets import ControlNets, SentControlNet
+from ray_cluster.api.resolve.edits import resolve_edit
+from ray_cluster.api.resolve.fidelity import check_unmeasured
+from ray_cluster.api.resolve.generation import resolve
 from ray_cluster.api.resolve.last_stages import with_last_stages
-from ray_cluster.api.resolve.loras import LoraResolver
+from ray_cluster.api.resolve.loras import BasedLora, LoraResolver, beside_loras, with_loras
 from ray_cluster.api.resolve.prompts import PromptCheck
-from ray_cluster.api.resolve.wanted import WantedImages
-from ray_cluster.api.settings import CurrentSettings
+from ray_cluster.config.loading import Document
 from ray_cluster.config.sections.cascades import CascadeConfig
+from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.policies.cascade import cascade_entry, entry_for_quality
 from ray_cluster.policies.types import CascadeEntry, EntryReason
-from ray_cluster.requests import CascadeUse, ImageRequest, LightStage
+from ray_cluster.requests import CascadeUse, ImageRequest, LightStage, ModelProfile
 
 # of all images in one reply: four bytes of base64 each, and Ray's messages end at 256 MiB
 MAX_INLINE_PIXELS = 48_000_000
@@ -41,6 +46,50 @@ _UNSUPPORTED: dict[str, EntryReason] = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class WantedImages:
+    """What a call asks for, before it is known which model makes it.
+
+    Attributes:
+        images: of an edit; None for images from text.
+        is_stored: whether what is made goes to the result store.
+        loras: those that it names.
+        controlnets: those that it names; their maps come once it is known what makes it.
+    """
+
+    fields: ImageGenerationRequest
+    images: CheckedImages | None
+    is_stored: bool
+    loras: tuple[BasedLora, ...] = ()
+    controlnets: tuple[SentControlNet, ...] = ()
+
+    def of(self, profile: ModelProfile, limits: LimitsConfig) -> tuple[ImageRequest, ...]:
+        """Return one request per image, of a model.
+
+        Raises:
+            InvalidRequest: see ``resolve`` and :func:`.resolve_edit`; or a LoRA or a ControlNet is
+                made for another model.
+        """
+        for one in self.controlnets:
+            one.check_model(profile)
+        if self.controlnets:
+            check_unmeasured(self.fields, "without ControlNets", "an image with them")
+            profile = replace(profile, fewer_steps=None)
+        profile = beside_loras(self.fields, self.loras, profile)
+        return with_loras(self.fields, self.loras, profile, self._without_loras(profile, limits))
+
+    def _without_loras(
+        self, profile: ModelProfile, limits: LimitsConfig
+    ) -> tuple[ImageRequest, ...]:
+        if self.images is not None:
+            assert isinstance(self.fields, ImageEditRequest), "only edits have images"
+            return resolve_edit(self.fields, self.images, profile, limits, is_stored=self.is_stored)
+        if profile.edits == "masked":
+            what = f"is {profile.model}, an inpainting model: it makes nothing from text alone"
+            raise wrong("model", what, "text alone")
+        return resolve(self.fields, profile, limits, is_stored=self.is_stored)
+
+
 class RequestResolver:
     """Makes the image requests of calls: of one model, or of the two of a cascade."""
 
@@ -50,21 +99,20 @@ class RequestResolver:
         prompts: PromptCheck,
         loras: LoraResolver,
         controlnets: ControlNets,
-        settings: CurrentSettings,
     ) -> None:
         self._catalog = catalog
         self._prompts = prompts
         self._loras = loras
         self._controlnets = controlnets
-        self._settings = settings
 
     async def resolve(
-        self, request: Request, wanted: WantedImages, *, is_inline: bool
+        self, request: Request, wanted: WantedImages, document: Document, *, is_inline: bool
     ) -> tuple[ImageRequest, ...]:
         """Return one request per image; LoRAs are found, prompts checked and maps made.
 
         Args:
             wanted: without LoRAs.
+            document: the settings that the call is read with.
             is_inline: whether the reply holds the images.
 
         Raises:
@@ -74,34 +122,38 @@ class RequestResolver:
         check_priority(request, wanted.fields.priority)
         fields, loras = await self._loras.resolve(wanted.fields)
         wanted = replace(wanted, fields=fields, loras=loras)
-        cascade = self._settings.cascade(fields.model)
+        name, limits = fields.model, document.limits
+        cascade = next((one for one in document.cascades if one.name == name), None)
         if cascade is not None:
-            requests = await self._of_cascade(wanted, cascade)
+            requests = await self._of_cascade(wanted, cascade, limits)
         else:
-            requests = await self._of(fields.model, wanted)
-        requests = with_last_stages(requests, fields, self._settings.document())
+            model = document.pools[0].model_name if name is None else name
+            requests = await self._of(model, wanted, limits)
+        requests = with_last_stages(requests, fields, document)
         if is_inline:
             _check_inline(requests)
-        requests = await self._controlnets.with_maps(request, requests, wanted.controlnets)
+        requests = await self._controlnets.with_maps(request, requests, wanted.controlnets, limits)
         call_id = request_id_of(request)
         owner, caller = owner_of(request), caller_of(request)
         return tuple(replace(one, call_id=call_id, owner=owner, caller=caller) for one in requests)
 
-    async def _of(self, model: str | None, wanted: WantedImages) -> tuple[ImageRequest, ...]:
+    async def _of(
+        self, model: str, wanted: WantedImages, limits: LimitsConfig
+    ) -> tuple[ImageRequest, ...]:
         profile = await self._catalog.profile(model)
-        requests = wanted.of(profile, self._settings.limits)
+        requests = wanted.of(profile, limits)
         await self._prompts.check(wanted.fields, profile)
         return requests
 
     async def _of_cascade(
-        self, wanted: WantedImages, cascade: CascadeConfig
+        self, wanted: WantedImages, cascade: CascadeConfig, limits: LimitsConfig
     ) -> tuple[ImageRequest, ...]:
         """Return one request per image; errors are of the heavy model, where either may make it."""
         alone = entry_for_quality(wanted.fields.quality)
         if alone == "light":
-            requests = await self._of(cascade.light, wanted)
+            requests = await self._of(cascade.light, wanted, limits)
             return _alone(requests, cascade.name, "light", "quality")
-        requests = await self._of(cascade.heavy, wanted)
+        requests = await self._of(cascade.heavy, wanted, limits)
         if alone == "heavy":
             return _alone(requests, cascade.name, "heavy", "quality")
         if wanted.loras or wanted.controlnets:
@@ -114,7 +166,8 @@ class RequestResolver:
             changes["size"] = f"{first.width_px}x{first.height_px}"
         light_fields = wanted.fields.model_copy(update={**dict.fromkeys(_OF_THE_HEAVY), **changes})
         try:
-            [light] = await self._of(cascade.light, replace(wanted, fields=light_fields))
+            light_wanted = replace(wanted, fields=light_fields)
+            [light] = await self._of(cascade.light, light_wanted, limits)
         except InvalidRequest as error:
             reason = _UNSUPPORTED.get(error.param or "", "prompt")
             return _alone(requests, cascade.name, "heavy", reason)

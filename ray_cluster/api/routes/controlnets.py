@@ -65,10 +65,12 @@ class ControlNetsEndpoint:
         map itself, and an id by which ControlNets of later calls name it, with `preprocess: none`.
         """
         if is_form(request):
-            texts, image = await self._images.read_one(request, "image", self._settings.limits)
+            texts, image = await self._images.read_one(
+                request, "image", self._settings.latest.limits
+            )
             fields = self._checked(dict(texts))
             return await self._reply(request, fields, image)
-        limits = self._settings.limits
+        limits = self._settings.latest.limits
         limit = BodyLimit.of_uploads(limits)
         with self._images.memory.share(request, limit, limits) as take:
             body = await read_object(request, limit, may_be_form=True, take=take)
@@ -77,7 +79,9 @@ class ControlNetsEndpoint:
             if sent is None:
                 raise no_file("image")
             text = image_text(sent, "image")
-            image = await self._images.store_one(request, text, "image", self._settings.limits)
+            image = await self._images.store_one(
+                request, text, "image", self._settings.latest.limits
+            )
             return await self._reply(request, fields, image)
 
     def _checked(self, body: dict[str, object]) -> PreprocessRequest:
@@ -88,7 +92,7 @@ class ControlNetsEndpoint:
         return fields
 
     def _check_size(self, size_px: SizePx) -> None:
-        most = min(self._settings.limits.max_input_pixels, MAX_INLINE_PIXELS)
+        most = min(self._settings.latest.limits.max_input_pixels, MAX_INLINE_PIXELS)
         width_px, height_px = size_px
         if width_px * height_px > most:
             what = f"asks for a map of {width_px}x{height_px} pixels; at most {most} are allowed"
@@ -96,7 +100,7 @@ class ControlNetsEndpoint:
 
     async def _reply(self, request: Request, fields: PreprocessRequest, image: BlobRef) -> Response:
         order = MapOrder(fields.preprocess, _size(fields))
-        made = await self._images.make_map(request, image, order, self._settings.limits)
+        made = await self._images.make_map(request, image, order, self._settings.latest.limits)
         self._check_size(made.made.size_px)
         return Response(await self._content(fields, made), media_type="application/json")
 

@@ -136,7 +136,7 @@ class UploadedFilesEndpoint:
         of edits are. It is forgotten some time after its upload, or after the last call that named
         it, but never while an image is made from it.
         """
-        limits = self._settings.limits
+        limits = self._settings.latest.limits
         texts, ref = await self._images.read_one(request, "file", limits)
         validate_as(FileUpload, texts, REFUSED_OF_UPLOADS)
         await self._images.check_one(request, ref, "file", limits)

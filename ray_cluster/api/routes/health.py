@@ -56,7 +56,7 @@ class HealthEndpoint:
         return await self._state.get()
 
     async def _look(self) -> dict[str, object]:
-        if not self._settings.models:
+        if not self._settings.pool_by_model:
             raise self._not_ready("this gateway does not know its settings yet")
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT_S):
@@ -72,7 +72,7 @@ class HealthEndpoint:
             raise self._not_ready("the dispatcher does not answer") from None
         except JobStoreUnavailable as error:
             raise self._not_ready(str(error)) from None
-        models = self._settings.models
+        models = self._settings.pool_by_model
         missing = [name for name in models if name not in profiles or name in starting]
         absent = [name for name in missing if name in undeployed]
         loading = [name for name in missing if name not in undeployed]

@@ -56,7 +56,7 @@ class ImagesEndpoint:
 
     def _wait_s(self) -> float:
         # three waits in the time after which the dispatcher takes a client for gone
-        return self._settings.document().dispatch.attached_timeout_s / 3
+        return self._settings.latest.dispatch.attached_timeout_s / 3
 
     async def generate(self, request: Request) -> Response:
         """Make images from a text.

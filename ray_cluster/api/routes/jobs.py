@@ -56,7 +56,7 @@ class JobCreator:
             ApiError: refused, or its key names a job with another body.
         """
         given_s = call.fields.slo_s
-        default_s = self._settings.document().dispatch.default_slo_s
+        default_s = self._settings.latest.dispatch.default_slo_s
         slo_s = default_s if given_s is None else given_s
         job_id = f"job-{secrets.token_hex(16)}"
         creation = await self._client.create_job(
@@ -134,7 +134,7 @@ class JobsEndpoint:
 
     async def _events(self, view: JobView, request: Request) -> AsyncGenerator[bytes]:
         """Yield a job's events, first nothing once there is a slot for the stream."""
-        limits = self._settings.limits
+        limits = self._settings.latest.limits
         stream = JobStream(self._client, client_of(request), view, max_s=limits.max_stream_s)
         with self._slots.slot(caller_of(request), limits.max_streams_per_client):
             yield b""

@@ -48,7 +48,7 @@ class LorasEndpoint:
         The same registration sent again changes nothing (status 200 instead of 201). Another file
         takes another name, or the name once `DELETE` has set it free.
         """
-        limits = self._settings.limits
+        limits = self._settings.latest.limits
         limit = BodyLimit.of_json(limits)
         with self._memory.share(request, limit, limits) as take:
             body = await read_object(request, limit, take=take)

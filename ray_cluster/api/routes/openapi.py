@@ -179,7 +179,7 @@ def _add_images(
 def _fields_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings) -> dict[str, Any]:
     # all parts of the schema are inside it: no reference to other components
     schema = copy.deepcopy(inlined_schema(kind))
-    limits = settings.limits
+    limits = settings.latest.limits
     num_images = min(limits.max_images_per_request, limits.max_queued_images)
     _bound(schema, "prompt", "maxLength", limits.max_prompt_chars)
     _bound(schema, "negative_prompt", "maxLength", limits.max_prompt_chars)
@@ -187,7 +187,7 @@ def _fields_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings
     _add_control_images(schema)
     if (most := settings.max_num_inference_steps) is not None:
         _bound(schema, "num_inference_steps", "maximum", most)
-    _bound(schema, "upscale", "enum", list(UPSCALE_FACTORS) if settings.present.upscalers else [1])
+    _bound(schema, "upscale", "enum", list(UPSCALE_FACTORS) if settings.latest.upscalers else [1])
     return schema
 
 

@@ -11,7 +11,7 @@ from ray_cluster.api.input.schemas import ImageEditRequest
 from ray_cluster.api.input.sent_images import CheckedImages
 from ray_cluster.api.input.validation import validate, validate_as
 from ray_cluster.api.resolve.loras import BasedLora
-from ray_cluster.api.resolve.wanted import WantedImages
+from ray_cluster.api.resolve.resolver import WantedImages
 from ray_cluster.cli.images.edit_inputs import EditInputs
 from ray_cluster.cli.images.lora_options import LocalLora, local_loras
 from ray_cluster.config.loading import ClusterConfig

@@ -42,8 +42,7 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
 
     Args:
         live: tickets that are not in it are dropped.
-        on_decoded: gets finished images; their tickets are not live any more.
-        on_previewed: gets previews.
+        on_event: gets previews, and finished images, whose tickets are not live any more.
         on_error: called with a ticket whose own image could not be decoded.
         stream: in which :meth:`run` is called.
     """
@@ -53,8 +52,7 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
         live: LiveTickets,
         decoder: ImageDecoder,
         *,
-        on_decoded: Callable[[Decoded], None],
-        on_previewed: Callable[[Previewed], None],
+        on_event: Callable[[Decoded | Previewed], None],
         on_error: Callable[[Ticket, Exception], None],
         max_batch: BatchLimit,
         clock: Callable[[], float],
@@ -76,8 +74,7 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
             clock=clock,
         )
         self._live = live
-        self._on_decoded = on_decoded
-        self._on_previewed = on_previewed
+        self._on_event = on_event
         self._on_broken = on_error
 
     def put_image(self, ticket: Ticket) -> None:
@@ -105,7 +102,7 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
         ticket, state = item.ticket, item.ticket.state
         if item.steps_done is not None:
             if ticket in self._live:
-                self._on_previewed(Previewed(ticket.request, pixels, item.steps_done))
+                self._on_event(Previewed(ticket.request, pixels, item.steps_done))
             return
         if state is None or not self._live.leave(ticket):
             return
@@ -115,7 +112,7 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
             denoise_s=state.denoise_s,
             decode_s=self._clock() - ticket.entered_s,
         )
-        self._on_decoded(Decoded(ticket.request, pixels, timing))
+        self._on_event(Decoded(ticket.request, pixels, timing))
 
     def _drop(self, item: _Latents, error: Exception) -> None:
         if item.steps_done is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -16,12 +16,12 @@ from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.denoise.endings import Endings
-from ray_cluster.replica.denoise.late_loras import LateLoras, begins_without
+from ray_cluster.replica.denoise.late_loras import LateLoras
 from ray_cluster.replica.denoise.metrics import ReplicaMetrics
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.replica.unexpected import failing_alone
-from ray_cluster.requests import AddOns
+from ray_cluster.requests import AddOns, ImageRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class Beginnings:
     async def _fetch(self, lease: Lease, deadline_s: float) -> None:
         try:
             with failing_alone(lease.request):
-                gathered, is_late = await self._gathered(lease)
+                gathered, is_late = await self._gather(lease)
                 del self._tasks[lease.request.request_id]
                 self._submit(lease, deadline_s, gathered)
                 if is_late and self._late_loras is not None:
@@ -118,34 +118,27 @@ class Beginnings:
             self._tasks.pop(lease.request.request_id, None)
             self._fail(lease, error)
 
-    async def _gathered(self, lease: Lease) -> tuple[Gathered, bool]:
-        """Return what a request needs, and whether its LoRAs come later."""
-        began_s, state = self._runner.clock(), None
-        if lease.may_resume:
-            state = await self._states.load(lease.request, self._runner.device)
-        if state is not None:
-            self._metrics.resumed(state.step_index)
-        is_late = self._late_loras is not None and begins_without(lease.request, state)
-        gathered = await self._gather(lease, state, without_loras=is_late)
-        return replace(gathered, took_s=self._runner.clock() - began_s), is_late
-
-    async def _gather(
-        self, lease: Lease, state: RequestState | None, *, without_loras: bool
-    ) -> Gathered:
-        """Fetch what a request needs beside its state; its LoRAs may come later.
+    async def _gather(self, lease: Lease) -> tuple[Gathered, bool]:
+        """Fetch what a request needs; return it, and whether its LoRAs come later.
 
         Raises:
             RequestFailed: something cannot be had.
         """
-        request, pixels, adapters = lease.request, None, None
+        request, began_s = lease.request, self._runner.clock()
+        state, pixels, adapters = None, None, None
         maps: tuple[Tensor, ...] = ()
+        if lease.may_resume:
+            state = await self._states.load(request, self._runner.device)
+        if state is not None:
+            self._metrics.resumed(state.step_index)
         if state is None and request.edit is not None:
             pixels = await self._delivery.pixels(request)
         if request.add_ons.controls:
             maps = await self._delivery.control_maps(request)
-        if self._late_loras is not None and not without_loras:
+        is_late = self._late_loras is not None and _begins_without(request, state)
+        if self._late_loras is not None and not is_late:
             adapters = await self._late_loras.shelf.adapters(lease)
-        return Gathered(state, pixels, adapters, maps)
+        return Gathered(state, pixels, adapters, maps, self._runner.clock() - began_s), is_late
 
     def _submit(self, lease: Lease, deadline_s: float, gathered: Gathered) -> None:
         state = gathered.state
@@ -165,3 +158,12 @@ class Beginnings:
         # it may be there already
         self._runner.abort(lease.request.request_id)
         self._endings.fail(lease, error)
+
+
+def _begins_without(request: ImageRequest, state: RequestState | None) -> bool:
+    """Whether a request's next step is, or may be, without its LoRAs.
+
+    Args:
+        state: that it goes on from; None if it begins.
+    """
+    return request.add_ons.lora_start_step > 0 if state is None else state.lacks_loras

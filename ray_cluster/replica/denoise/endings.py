@@ -46,8 +46,7 @@ class Endings:
 
     def settle(self, event: Decoded | Previewed | Broken) -> None:
         """Go on with what has become of a request, if its lease is still held."""
-        lease = self.leases.get(event.request.request_id)
-        if lease is None or not self.leases.holds(event.request):
+        if (lease := self.leases.lease_of(event.request)) is None:
             return
         if isinstance(event, Previewed):
             self._previews.send(event)

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.stages.runner import EngineRunner
-from ray_cluster.engine.step.state import RequestState
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.process.tasks import Tasks
 from ray_cluster.protocol.leases import Lease
@@ -21,15 +20,6 @@ from ray_cluster.requests import ImageRequest
 _LOOK_S = 0.5
 # a request that waits holds a slot: no longer than this, whatever deadline its caller has chosen
 _LONGEST_WAIT_S = 2.0
-
-
-def begins_without(request: ImageRequest, state: RequestState | None) -> bool:
-    """Whether a request's next step is, or may be, without its LoRAs.
-
-    Args:
-        state: that it goes on from; None if it begins.
-    """
-    return request.add_ons.lora_start_step > 0 if state is None else state.lacks_loras
 
 
 class LateLoras:

@@ -15,6 +15,7 @@ from ray_cluster.protocol.leases import Lease, Shown
 from ray_cluster.protocol.outcomes import Preview
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.unexpected import failing_alone
+from ray_cluster.requests import ImageRequest
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ class Previews:
         link: DispatcherLink,
         replica_id: str,
         delivery: Delivery,
-        lease_of: Callable[[str], Lease | None],
+        lease_of: Callable[[ImageRequest], Lease | None],
     ) -> None:
         self._link = link
         self._replica_id = replica_id
@@ -60,8 +61,7 @@ class Previews:
         steps = preview_steps(request.num_steps, request.output.num_previews)
         index = steps.index(event.steps_done)
         data = await self._delivery.preview(event, index)
-        lease = self._lease_of(request.request_id)
-        if lease is None or lease.request is not request:
+        if (lease := self._lease_of(request)) is None:
             return
         preview = Preview(index, event.steps_done, request.num_steps, data)
         try:

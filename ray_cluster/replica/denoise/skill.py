@@ -69,7 +69,7 @@ class DenoiseSkill(Skill):
         self._controls = controls
         self._metrics = ReplicaMetrics(registration.model, registration.replica_id)
         self._log = ReplicaLog(registration.replica_id)
-        self._previews = Previews(link, registration.replica_id, delivery, self.leases.get)
+        self._previews = Previews(link, registration.replica_id, delivery, self.leases.lease_of)
         self._endings = Endings(self.leases, delivery, states, self._previews, self._log)
         self._preemptions = Preemptions(runner, states, self._endings)
         self._late_loras: LateLoras | None = None
@@ -188,13 +188,12 @@ class DenoiseSkill(Skill):
 
     def take(self, lease: Lease) -> None:
         """Begin with an image; what was done under an earlier lease on it is dropped."""
-        self._drop(lease.request.request_id)
-        self.leases.add(lease)
+        self._drop(lease.request.request_id, self.leases.add(lease))
         self._beginnings.begin(lease)
 
     def abort(self, request_id: str, *, is_ended: bool) -> None:
         """Drop an image, and what is stored of it if it has ended."""
-        self._drop(request_id)
+        self._drop(request_id, self.leases.drop(request_id))
         self._states.forget(request_id, is_ended=is_ended)
         if is_ended:
             self._delivery.note_end(request_id)
@@ -203,9 +202,9 @@ class DenoiseSkill(Skill):
         """Delete the state of an image whose end the dispatcher has acknowledged."""
         self._states.forget(request_id, is_ended=True)
 
-    def _drop(self, request_id: str) -> None:
-        """Drop the row of a request, and what was to be reported of earlier leases on it."""
-        if (lease := self.leases.drop(request_id)) is not None:
+    def _drop(self, request_id: str, lease: Lease | None) -> None:
+        """Drop the work on a request whose lease, if there was one, is not held any more."""
+        if lease is not None:
             self._log.dropped(lease.request)
         self._beginnings.cancel(request_id)
         self._runner.abort(request_id)

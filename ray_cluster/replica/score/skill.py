@@ -80,7 +80,6 @@ class ScoreSkill(Skill):
 
     def take(self, lease: Lease) -> None:
         """Score an image with the next batch."""
-        self.leases.drop(lease.request.request_id)
         self.leases.add(lease)
         self._waiting[lease.request.request_id] = lease
         self._has_work.set()
