@@ -32,7 +32,6 @@ from ray_cluster.replica.host import Host
 from ray_cluster.replica.skill import Skill
 
 _NODE = "127.0.0.1"
-_CELL = "local"
 
 
 class LocalCell:
@@ -44,16 +43,25 @@ class LocalCell:
         is_brief: whether it is there for a call of the user who runs it: no step is measured first,
             and LoRAs are read in threads, as they are as good as the model's own files.
 
+        name: of the cell. One of another name, whose configuration has the same
+            `dispatch.service`, takes over from this one once its workers are there.
+
     Attributes:
         app: the HTTP application.
         front: answers gateway and workers.
     """
 
     def __init__(
-        self, config: ClusterConfig, *, file: SettingsFile | None = None, is_brief: bool = False
+        self,
+        config: ClusterConfig,
+        *,
+        file: SettingsFile | None = None,
+        is_brief: bool = False,
+        name: str = "local",
     ) -> None:
         self._config = config
         self._is_brief = is_brief
+        self._name = name
         self._file = file
         self._workers: list[Worker] = []
         # models are made one after the other: that changes torch for the whole process meanwhile
@@ -89,15 +97,18 @@ class LocalCell:
             arguments,
             config,
             stores,
-            identity=Identity(_CELL, time.time_ns()),
+            identity=Identity(self._name, time.time_ns()),
             file=self._file,
         )
         stack.push_async_callback(self.front.stop)
-        await self.front.start()
+        if await self.front.stands_by():
+            taking = asyncio.create_task(self.front.start())
+            stack.callback(taking.cancel)
+        else:
+            await self.front.start()
         settings = CurrentSettings()
         self._feed = SettingsFeed(self.front.client, settings)
         stack.callback(self._feed.stop)
-        await self._feed.start()
         self.app = create_app(
             self.front.client,
             settings,
@@ -112,6 +123,8 @@ class LocalCell:
         for worker in config.workers:
             for number in range(worker.replicas):
                 self._begin(await self._loaded(worker.name, f"{worker.name}-{number}"), stack)
+        # not before: whoever stands by has none until its workers are there
+        await self._feed.start()
 
     def _begin(self, skill: Skill, stack: AsyncExitStack) -> None:
         worker = Worker(skill)

@@ -118,16 +118,19 @@ class Ownership:
         is_asked = False
         while not (self.is_lost or self.is_handed_over):
             await asyncio.sleep(_BEAT_EVERY_S)
+            if self.is_handed_over:
+                return
             try:
                 wanted_by = await self._threads.call("write", self._store.beat)
             except JobStoreTaken as error:
-                self.is_lost = not self.is_handed_over
-                logger.error("%s", error)
+                if not self.is_handed_over:
+                    self.is_lost = True
+                    logger.error("%s", error)
                 continue
             except JobStoreError as error:
                 logger.warning("the job store is not kept: %s", error)
                 continue
-            if wanted_by and not is_asked and not self.is_handed_over:
+            if wanted_by and not is_asked:
                 is_asked = True
                 self.on_wanted()
 
