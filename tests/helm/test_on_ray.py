@@ -119,13 +119,18 @@ def apply(service: RayService, content: dict[str, Any]) -> None:
     service.deploy(spec["serveConfigV2"])
 
 
+def ids_of(service: RayService, deployment: str) -> set[str]:
+    """Return the ids of a deployment's running replicas."""
+    return service.replicas().get(deployment, set())
+
+
 def test_changes_under_load_fail_no_call_and_replace_what_they_name(tmp_path: Path) -> None:
     with served(tmp_path, given("minimal")) as service:
         assert call(service.url).status_code == 200
         assert call(service.url, "another").status_code == 401
         service.scale("shapes-sd", "BaseModel", 2)
         wait_for(
-            lambda: len(service.replicas().get("shapes-sd/BaseModel", set())) == 2,
+            lambda: len(ids_of(service, "shapes-sd/BaseModel")) == 2,
             "a second replica",
         )
         before = service.replicas()
@@ -147,19 +152,17 @@ def test_changes_under_load_fail_no_call_and_replace_what_they_name(tmp_path: Pa
             added = given("minimal", pools=[*own, DRAFT], http={"num_gateways": 2})
             apply(service, added)
             wait_for(lambda: call(service.url, model="draft").status_code == 200, "a pool")
-            wait_for(lambda: len(service.replicas().get("front/Gateway", set())) == 2, "a gateway")
+            wait_for(lambda: len(ids_of(service, "front/Gateway")) == 2, "a gateway")
             kept = service.replicas()
             assert all(kept[name] >= ids for name, ids in before.items()), (before, kept)
             assert kept["shapes-sd/BaseModel"] == before["shapes-sd/BaseModel"]
 
-            # a model's key that needs other processes
+            # a model's key that needs other processes: as many as the values say
             changed = [{**own[0], "max_num_inference_steps": 60}]
             apply(service, given("minimal", pools=changed, http={"num_gateways": 2}))
+            earlier = before["shapes-sd/BaseModel"]
             wait_for(
-                lambda: (
-                    len(now := service.replicas().get("shapes-sd/BaseModel", set())) == 2
-                    and not now & before["shapes-sd/BaseModel"]
-                ),
+                lambda: (now := ids_of(service, "shapes-sd/BaseModel")) and not now & earlier,
                 "other replicas",
             )
             wait_for(lambda: "draft/BaseModel" not in service.replicas(), "the pool's end")
