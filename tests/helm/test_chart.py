@@ -268,6 +268,12 @@ def test_prometheus_reads_one_target_however_many_pods_there_are() -> None:
     assert dropped == {"action": "labeldrop", "regex": "pod|container"}
 
 
+def test_kuberay_finds_the_port_of_a_pods_proxy() -> None:
+    templates = pod_templates(service_of(render({"config": {"http": {"port": 9000}}})))
+    [port] = templates["cpu"]["spec"]["containers"][0]["ports"]
+    assert port == {"name": "serve", "containerPort": 9000}
+
+
 def test_the_test_pod_may_call_whoever_else_may() -> None:
     given = values("ha") | {"networkPolicy": {"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}}
     objects = render(given)
