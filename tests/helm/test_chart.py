@@ -239,6 +239,49 @@ def test_secrets_are_referred_to_and_nowhere_else() -> None:
     assert config.http.api_keys_file == "/etc/ray-cluster/keys/api-keys.yaml"
 
 
+def test_a_job_that_differs_has_another_name() -> None:
+    changes: list[dict[str, Any]] = [
+        {},
+        {"env": [{"name": "HF_ENDPOINT", "value": "https://hub.example.com"}]},
+        {"models": {"enabled": True, "existingClaim": "models"}},
+        {"image": {"repository": "ray-cluster", "tag": "later"}},
+    ]
+    jobs = {}
+    for one in changes:
+        objects = render(values("gpu") | one)
+        [name] = [name for kind, name in objects if kind == "Job"]
+        assert len(name) <= 63
+        jobs[name] = objects["Job", name]["spec"]["template"]
+    assert len(jobs) == len(changes)
+
+
+def test_prometheus_reads_one_target_however_many_pods_there_are() -> None:
+    objects = render(values("ha"))
+    [endpoint] = objects["PodMonitor", RELEASE]["spec"]["podMetricsEndpoints"]
+    address, dropped = endpoint["relabelings"]
+    [port] = objects["Service", RELEASE]["spec"]["ports"]
+    assert address == {
+        "targetLabel": "__address__",
+        "replacement": f"{RELEASE}.prod.svc:{port['port']}",
+    }
+    # the labels that tell pods apart
+    assert dropped == {"action": "labeldrop", "regex": "pod|container"}
+
+
+def test_kuberay_finds_the_port_of_a_pods_proxy() -> None:
+    templates = pod_templates(service_of(render({"config": {"http": {"port": 9000}}})))
+    [port] = templates["cpu"]["spec"]["containers"][0]["ports"]
+    assert port == {"name": "serve", "containerPort": 9000}
+
+
+def test_the_test_pod_may_call_whoever_else_may() -> None:
+    given = values("ha") | {"networkPolicy": {"from": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]}}
+    objects = render(given)
+    [rule] = objects["NetworkPolicy", f"{RELEASE}-api"]["spec"]["ingress"]
+    labels = objects["Pod", f"{RELEASE}-test"]["metadata"]["labels"]
+    assert {"podSelector": {"matchLabels": labels}} in rule["from"]
+
+
 def test_generated_files_are_up_to_date() -> None:
     for name, text in generator().written().items():
         assert (CHART / name).read_text() == text, f"run: python helm/generate.py ({name})"

@@ -67,6 +67,10 @@ spec:
         - {name: gcs-server, containerPort: 6379}
         - {name: dashboard, containerPort: 8265}
         - {name: client, containerPort: 10001}
+      {{- else }}
+      # by this name KubeRay finds the port at which it asks a pod's proxy for its health
+      ports:
+        - {name: serve, containerPort: {{ $values.config.http.port }}}
       {{- end }}
       {{- $resources := deepCopy $group.resources }}
       {{- with $group.gpus }}
