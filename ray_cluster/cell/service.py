@@ -75,7 +75,9 @@ class CellService:
         Raises:
             JobStoreUnavailable: another cell has taken over.
         """
-        self._jobs.check_not_handed_over()
+        # not before: somebody must be ready meanwhile
+        if self._jobs.ownership.is_succeeded:
+            self._jobs.check_not_handed_over()
         return self._dispatch.starting
 
     async def warnings(self) -> tuple[str, ...]:

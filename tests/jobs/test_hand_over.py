@@ -74,7 +74,8 @@ async def test_jobs_go_on_in_the_later_cell_and_attached_calls_end_in_the_earlie
             theirs = (await replicas_of(new))[0]
             await asyncio.wait_for(later.starting, 10)
             assert (await new.settings("gateway", "", 0.0)) is not None
-            # gateways of the earlier one are not ready, and say why
+            # gateways of the earlier one are not ready any more, and say why
+            await until(lambda: old.jobs_service.ownership.is_succeeded)
             for call in (
                 old.starting(),
                 old.create_job(job("late")),

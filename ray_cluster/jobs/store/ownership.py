@@ -50,6 +50,7 @@ class Ownership:
         is_lost: whether another has taken the store: nothing is written any more.
         is_leaving: whether it is to be left to another, on purpose.
         is_handed_over: whether it was.
+        is_succeeded: whether another owns it by now.
     """
 
     def __init__(self, store: SqlJobStore, threads: StoreThreads) -> None:
@@ -63,6 +64,7 @@ class Ownership:
         self.is_lost = False
         self.is_leaving = False
         self.is_handed_over = False
+        self.is_succeeded = False
 
     async def stands_by(self) -> bool:
         """Whether a living dispatcher of another cell of the service owns the store."""
@@ -151,6 +153,7 @@ class Ownership:
                 # nobody's silence is heard
                 silence = None
                 continue
+            self.is_succeeded = owner is not None and not owner.is_released
             silence = silence or _Silence(owner)
             if owner is None or silence.seconds(owner) >= _SUCCESSOR_SILENT_S:
                 logger.error("the dispatcher that has taken the job store over is gone")
