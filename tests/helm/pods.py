@@ -29,6 +29,8 @@ ROOT_ADDRESS = "10.213.7.1"
 _NETWORK = "10.213.7"
 _MOUNTED = ("/scratch", "/etc/ray-cluster", "/var/lib/ray-cluster")
 _PATIENCE_S = 240.0
+# of workers, where Ray's state outlives the head
+_RECONNECTING = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
 
 
 def can_be_made() -> bool:
@@ -133,8 +135,7 @@ class Pod:
     ) -> None:
         self.namespace, self.address = network.add()
         self.folder = folder
-        for name in ("scratch", "tmp"):
-            (folder / name).mkdir(parents=True)
+        self.log = folder / "pod.log"
         [container] = template["spec"]["containers"]
         given = {one["name"]: one["value"] for one in container["env"]}
         path = f"{Path(sys.executable).parent}:/usr/bin:/bin:/usr/sbin:/sbin"
@@ -153,16 +154,26 @@ class Pod:
                 f"exec {command.replace('ADDRESS', self.address)}",
             ]
         )
-        self.log = folder / "pod.log"
-        log = self.log.open("wb")
-        self._process = subprocess.Popen(
-            ["ip", "netns", "exec", self.namespace, "unshare", "--mount", "bash", "-c", script],
-            env={**base, **given, **environment},
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        log.close()
+        self._command = [
+            *("ip", "netns", "exec", self.namespace, "unshare", "--mount", "bash", "-c", script)
+        ]
+        self._environment = {**base, **given, **environment}
+        self._process: subprocess.Popen[bytes]
+        self.start()
+
+    def start(self) -> None:
+        """Start it with an empty disk of its own, as another pod in its place has."""
+        for name in ("scratch", "tmp"):
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+            (self.folder / name).mkdir(parents=True)
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def pids(self) -> list[int]:
         """Return the processes in its namespace."""
@@ -212,6 +223,8 @@ class RayService:
         data.mkdir(parents=True, exist_ok=True)
         cluster, templates = self._spec["rayClusterConfig"], pod_templates(self._spec)
         environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token}
+        if redis := cluster.get("gcsFaultToleranceOptions", {}).get("redisAddress"):
+            environment |= {"RAY_REDIS_ADDRESS": redis, "RAY_external_storage_namespace": "uid"}
         mounts = {"/etc/ray-cluster": folder / "etc", "/var/lib/ray-cluster": data}
         params = cluster["headGroupSpec"]["rayStartParams"]
         self.head = Pod(
@@ -224,6 +237,7 @@ class RayService:
         )
         self.pods = {"head": self.head}
         time.sleep(3)
+        environment = {**environment, **_RECONNECTING}
         for group in cluster["workerGroupSpecs"]:
             name, given = group["groupName"], group["rayStartParams"]
             [container] = group["template"]["spec"]["containers"]

@@ -6,6 +6,9 @@ Pods are network namespaces, so that this needs root; it is skipped, loudly, wit
 from __future__ import annotations
 
 import logging
+import shutil
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -17,8 +20,16 @@ import httpx
 import pytest
 import yaml
 
+from tests.e2e.service import free_ports
 from tests.helm.chart import render, settings_of, values
-from tests.helm.pods import Network, RayService, can_be_made, scaled_down, wait_for
+from tests.helm.pods import (
+    ROOT_ADDRESS,
+    Network,
+    RayService,
+    can_be_made,
+    scaled_down,
+    wait_for,
+)
 from tests.keys import entry
 
 pytestmark = [
@@ -97,18 +108,62 @@ def given(example: str, **config: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def served(folder: Path, content: dict[str, Any]) -> Iterator[RayService]:
-    with Network() as network:
-        service = RayService(
-            network, folder, render(content), data=folder / "data", keys=keys_file(KEY)
-        )
-        try:
-            service.deploy()
-            wait_for(service.all_run, "the applications")
-            wait_for(service.is_ready, "readiness")
-            yield service
-        finally:
-            service.stop()
+def redis_at(folder: Path) -> Iterator[str]:
+    """Run a Redis that pods can reach; give its address."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed (Debian's package of that name)")
+    [port] = free_ports(1)
+    options = ["--port", str(port), "--bind", ROOT_ADDRESS, "--protected-mode", "no", "--save", ""]
+    server = subprocess.Popen([program, *options], cwd=folder, stdout=subprocess.DEVNULL)
+    try:
+        yield f"{ROOT_ADDRESS}:{port}"
+    finally:
+        server.terminate()
+        server.wait(20)
+
+
+def test_serving_outlives_the_head_where_redis_keeps_rays_state(tmp_path: Path) -> None:
+    content = given("minimal")
+    with Network() as network, redis_at(tmp_path) as address:
+        content["gcsFaultTolerance"] = {"redis": {"address": address}}
+        with served(tmp_path / "pods", content, network) as service:
+            before = service.replicas()
+            key = {"Authorization": f"Bearer {KEY}"}
+            job = {"prompt": "a red circle", "n": 4}
+            first = httpx.post(f"{service.url}/v1/jobs", json=job, headers=key, trust_env=False)
+            clients = Clients(service.url, "shapes-sd")
+            with clients.running():
+                service.head.stop(signal.SIGKILL, grace_s=1.0)
+                time.sleep(30)
+                without_head = len(clients.took_s)
+                service.head.start()
+                wait_for(service.all_run, "the applications, with another head")
+            assert without_head > 0
+            assert clients.failed == []
+            logger.warning("%d calls without a head", without_head)
+            assert service.replicas() == before
+            path = f"{service.url}/v1/jobs/{first.json()['id']}"
+            wait_for(
+                lambda: (
+                    httpx.get(path, headers=key, trust_env=False).json()["state"] == "completed"
+                ),
+                "the job",
+            )
+
+
+@contextmanager
+def served(folder: Path, content: dict[str, Any], network: Network) -> Iterator[RayService]:
+    service = RayService(
+        network, folder, render(content), data=folder / "data", keys=keys_file(KEY)
+    )
+    try:
+        service.deploy()
+        wait_for(service.all_run, "the applications")
+        wait_for(service.is_ready, "readiness")
+        yield service
+    finally:
+        service.stop()
 
 
 def apply(service: RayService, content: dict[str, Any]) -> None:
@@ -125,7 +180,7 @@ def ids_of(service: RayService, deployment: str) -> set[str]:
 
 
 def test_changes_under_load_fail_no_call_and_replace_what_they_name(tmp_path: Path) -> None:
-    with served(tmp_path, given("minimal")) as service:
+    with Network() as network, served(tmp_path, given("minimal"), network) as service:
         assert call(service.url).status_code == 200
         assert call(service.url, "another").status_code == 401
         service.scale("shapes-sd", "BaseModel", 2)
@@ -177,7 +232,7 @@ def test_changes_under_load_fail_no_call_and_replace_what_they_name(tmp_path: Pa
 
 
 def test_a_cascade_under_a_controller(tmp_path: Path) -> None:
-    with served(tmp_path, given("cascade")) as service:
+    with Network() as network, served(tmp_path, given("cascade"), network) as service:
         replies = [call(service.url, model="shapes-auto") for _ in range(4)]
         assert [one.status_code for one in replies] == [200] * 4
         before = service.replicas()
