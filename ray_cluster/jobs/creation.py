@@ -67,6 +67,8 @@ class JobCreation:
         try:
             return await asyncio.shield(making)
         except asyncio.CancelledError:
+            if making.cancelled():
+                raise JobStoreUnavailable("this dispatcher ends: the job is not accepted") from None
             making.add_done_callback(_log_failure)
             raise
 
@@ -74,8 +76,14 @@ class JobCreation:
         """Whether a job is refused, and may yet be in the store."""
         return job_id in self._doubtful
 
-    async def close(self) -> None:
-        """Stop; what can be withdrawn is, once more."""
+    async def close(self, patience_s: float = 0.0) -> None:
+        """Stop; what can be withdrawn is, once more.
+
+        Args:
+            patience_s: longest wait for calls that have begun.
+        """
+        if len(self._tasks):
+            await asyncio.wait([*self._tasks], timeout=patience_s)
         await self._tasks.close()
         # what these have left in doubt
         await self._tasks.close()

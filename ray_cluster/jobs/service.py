@@ -235,7 +235,7 @@ class JobService:
         last stored state. Calls that wait for images without a job are served to their end.
         """
         self.ownership.is_leaving = True
-        await self._creation.close()
+        await self._creation.close(_WRITTEN_S)
         ending = [one.stored.wait() for one in self._open if not one.pending and not one.is_void]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_WRITTEN_S):
