@@ -82,6 +82,8 @@ def _of_this_machine(config: ClusterConfig, settings_path: Path | None) -> Itera
         )
     storage = config.storage
     places = {name: getattr(storage, name) for name in ("jobs", "results", "states", "inputs")}
+    if storage.jobs_file is not None:
+        del places["jobs"]
     local = {
         name: place
         for name, place in places.items()

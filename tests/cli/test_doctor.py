@@ -57,13 +57,16 @@ def problems(findings: Any) -> list[Finding]:
 
 
 def test_an_upscaler_has_a_row_and_its_part_of_the_memory(tiny_config: Path) -> None:
-    upscalers = [{"name": "big", "replicas": 2, "max_px": 4096}]
-    config = load_config(yaml.safe_load(tiny_config.read_text()) | {"upscalers": upscalers})
+    more = {
+        "upscalers": [{"name": "big", "replicas": 2, "max_px": 4096}],
+        "discriminators": [{"name": "judge", "model": "shapes-discriminator"}],
+    }
+    config = load_config(yaml.safe_load(tiny_config.read_text()) | more)
     found = {one.subject: one.found for one in check_service(config)}
     assert found["upscaler big"].startswith(
         "2 x, up to 1.0 GiB each, for images of at most 4096 px"
     )
-    assert "big 1.0" in found["memory of all replicas"]
+    assert "big 1.0, judge 0.8" in found["memory of all replicas"]
 
 
 @pytest.mark.parametrize(("dtype", "is_fast"), [("bfloat16", False), ("bfloat16", True)])

@@ -23,7 +23,7 @@ from typing import Any
 import httpx
 import yaml
 
-from tests.helm.chart import RELEASE, pod_templates, service_of, settings_of
+from tests.helm.chart import pod_templates, service_of, settings_of
 
 ROOT_ADDRESS = "10.213.7.1"
 _NETWORK = "10.213.7"
@@ -210,7 +210,6 @@ class RayService:
         *,
         data: Path,
         keys: Mapping[str, str] | None = None,
-        secrets_: Mapping[str, Path] | None = None,
     ) -> None:
         self._spec = service_of(objects)
         self._token = secrets.token_hex(32)
@@ -218,8 +217,6 @@ class RayService:
             folder / "etc" / "settings", {"config.yaml": settings_of(objects)}
         )
         self.keys = MountedFiles(folder / "etc" / "keys", keys or {})
-        for name, source in (secrets_ or {}).items():
-            shutil.copytree(source, folder / "etc" / name)
         data.mkdir(parents=True, exist_ok=True)
         cluster, templates = self._spec["rayClusterConfig"], pod_templates(self._spec)
         environment = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": self._token}
@@ -255,8 +252,7 @@ class RayService:
                     mounts,
                     environment,
                 )
-        port = load_port(objects)
-        self.url = f"http://{self.pods['front-0'].address}:{port}"
+        self.url = f"http://{self.pods['front-0'].address}:{port_of(objects)}"
         self._dashboard = httpx.Client(
             base_url=f"http://{self.head.address}:8265",
             headers={"Authorization": f"Bearer {self._token}"},
@@ -315,7 +311,7 @@ class RayService:
             pod.stop(grace_s=20.0 if name != "head" else 5.0)
 
 
-def load_port(objects: dict[tuple[str, str], dict[str, Any]]) -> int:
+def port_of(objects: dict[tuple[str, str], dict[str, Any]]) -> int:
     """Return the API's port in the pods."""
     port: int = yaml.safe_load(settings_of(objects))["http"]["port"]
     return port
@@ -334,6 +330,3 @@ def scaled_down(values: dict[str, Any]) -> dict[str, Any]:
         "resources": {"requests": {"cpu": "2"}, "limits": {"cpu": "4"}},
     }
     return found
-
-
-__all__ = ["RELEASE", "Network", "RayService", "can_be_made", "scaled_down", "wait_for"]

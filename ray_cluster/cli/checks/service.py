@@ -70,7 +70,7 @@ def check_service(config: ClusterConfig, card: Card | None = None) -> Iterator[F
         yield _shared_gpu(on_gpu, {pool.name: plan for pool, plan in plans}, card)
     if config.ray.address is None:
         yield _processors(config)
-        yield _all_replicas(plans, config.upscalers, is_running=bool(running))
+        yield _all_replicas(plans, config, is_running=bool(running))
 
 
 def _check_pool(pool: PoolConfig, card: Card | None) -> tuple[Finding, PlannedModel | None]:
@@ -189,9 +189,15 @@ def _replica_bytes(pool: PoolConfig, plan: PlannedModel) -> float:
     return _WORKER_BYTES + _KEPT_BYTES + plan.memory.peak_bytes
 
 
+def _weight_bytes(model: str, builtin: Path | None) -> float:
+    """Return what a worker takes that holds a model's weights and little else."""
+    folder = builtin or Path(model).expanduser()
+    return _WORKER_BYTES + sum(one.stat().st_size for one in folder.rglob("*.safetensors"))
+
+
 def _all_replicas(
     plans: list[tuple[PoolConfig, PlannedModel]],
-    upscalers: Sequence[UpscalerConfig],
+    config: ClusterConfig,
     *,
     is_running: bool,
 ) -> Finding:
@@ -203,8 +209,12 @@ def _all_replicas(
             "ask again when it is stopped",
         )
     each = {pool.name: _replica_bytes(pool, plan) for pool, plan in plans}
-    each |= {one.name: replica_memory(one.max_px) for one in upscalers}
-    workers = [*(pool for pool, _ in plans), *upscalers]
+    each |= {one.name: replica_memory(one.max_px) for one in config.upscalers}
+    for scorer in config.discriminators:
+        each[scorer.name] = _weight_bytes(scorer.model, discriminator_folder(scorer.model))
+    for controlnet in [one for one in config.controlnets if one.is_service]:
+        each[controlnet.name] = _weight_bytes(controlnet.model, controlnet_folder(controlnet.model))
+    workers = [one for one in config.workers if one.name in each]
     needed = sum(one.replicas * each[one.name] for one in workers)
     available = psutil.virtual_memory().available
     limits = ", ".join(f"{name} {one / _GIB:.1f}" for name, one in each.items())
