@@ -76,6 +76,8 @@ class DispatchCore:
         # of which a replica has asked for its settings
         self.started_pools: set[str] = set()
         self._expected: set[str] = set()
+        # that go on in another cell
+        self._departed: set[str] = set()
         self.replicas = Replicas()
         self.loras = Loras(self.replicas.base_model)
         self.controls = ControlNets(self.replicas)
@@ -261,7 +263,7 @@ class DispatchCore:
             return _NOTHING_TO_SAY
         self._ledger.note_passes(placed.passed)
         leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in placed.leased)]
-        moved = tuple(request_id for request_id in aborts if request_id in self._ledger)
+        moved = tuple(one for one in aborts if one in self._ledger or one in self._departed)
         ids, wait = (aborts, moved, preempted), placed.others_wait
         return PollReply(True, tuple(leases), *ids, peers=peers, loras=loras, others_wait=wait)
 
@@ -315,6 +317,13 @@ class DispatchCore:
             if (record := self._ledger.get(request_id)) is not None:
                 self._attached.abort(record)
         return self.take_outcomes()
+
+    def leave(self, request_ids: Collection[str]) -> tuple[Outcome, ...]:
+        """End requests here that go on in another cell: what is stored of them stays."""
+        self._departed.update(request_ids)
+        outcomes = self.abort(request_ids)
+        self._ledger.take_unpublished()
+        return outcomes
 
     def end_attached(self) -> tuple[Outcome, ...]:
         """End the attached requests for good; jobs stay."""

@@ -280,6 +280,12 @@ class DispatchService:
         self._settle(self._core.abort(request_ids))
         self._polls.wake()
 
+    async def leave(self, request_ids: Collection[str]) -> None:
+        """Forget requests that another cell goes on with; nothing that is stored is deleted."""
+        for outcome in self._core.leave(request_ids):
+            self._keepers.pop(outcome.request_id, None)
+        self._polls.wake()
+
     async def end_attached(self) -> None:
         self._settle(self._core.end_attached())
         self._polls.wake()

@@ -248,7 +248,7 @@ class JobService:
         self._watchers.close()
         ids = [request.request_id for one in left for request in one.pending]
         for begin in range(0, len(ids), AT_ONCE):
-            await self._dispatch.abort(ids[begin : begin + AT_ONCE])
+            await self._dispatch.leave(ids[begin : begin + AT_ONCE])
             await asyncio.sleep(0)
         self.control.leave()
         await self.ownership.hand_over()

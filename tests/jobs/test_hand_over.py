@@ -12,6 +12,9 @@ from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.store import ownership
 from ray_cluster.jobs.store.ownership import JobStoreInUse
 from ray_cluster.jobs.store.sql_store import SqlJobStore
+from ray_cluster.protocol.leases import Poll
+from ray_cluster.requests import state_name
+from ray_cluster.storage.blob_store import BlobStore
 from tests.fakes import image_request
 from tests.jobs.jobs_cell import MODELS, JobsCell, Replica, job, until
 
@@ -64,6 +67,8 @@ async def test_jobs_go_on_in_the_later_cell_and_attached_calls_end_in_the_earlie
         await mine.finish(leases["done-0"])
         await mine.finish(leases["done-1"])
         await mine.finish(leases["open-0"])
+        states = BlobStore(str(tmp_path / "states"))
+        states.put(state_name("open-1"), b"state")
         async with Later(store_url, tmp_path) as later:
             new = later.cell
             # not before all workers of the later one are there
@@ -86,9 +91,12 @@ async def test_jobs_go_on_in_the_later_cell_and_attached_calls_end_in_the_earlie
             assert "later Ray cluster" in " ".join(await old.warnings())
             old.front.check_health()
             # jobs are the later one's alone
-            await until(
-                lambda: "open-1" not in mine.leases or not asyncio.ensure_future(mine.poll())
+            reply = await old.dispatch.poll(
+                Poll(mine.replica_id, mine.epoch, 0, dict.fromkeys(mine.leases, 3))
             )
+            assert set(reply.aborts) == set(reply.moved) == {"open-1"}
+            assert (await mine.poll()).keys() == {"attached"}
+            assert states.get(state_name("open-1")) == b"state"
             await new.restored.wait()
             rest = await theirs.poll()
             assert rest.keys() == {"open-1"}
