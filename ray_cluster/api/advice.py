@@ -114,6 +114,7 @@ CHANGES = {
     "part of cascade": "Register the LoRA for one of its models.",
     "source": "Give a path, a URL, 'builtin:NAME' or 'hf:OWNER/NAME'.",
     "credentials": "Leave them out: the nodes' own settings give access to their storage.",
+    "smaller size": "Give a smaller 'size'.",
 }
 
 

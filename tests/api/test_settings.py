@@ -74,12 +74,26 @@ async def call(app: FastAPI) -> AsyncIterator[Any]:
 )
 @pytest.mark.parametrize("headers", [{}, header("one")], ids=["no key", "a key"])
 async def test_without_settings_nothing_is_served(
-    call: Any, fake: FakeDispatcherClient, method: str, path: str, headers: dict[str, str]
+    call: Any,
+    fake: FakeDispatcherClient,
+    monkeypatch: pytest.MonkeyPatch,
+    method: str,
+    path: str,
+    headers: dict[str, str],
 ) -> None:
+    monkeypatch.setattr("ray_cluster.api.settings._FIRST_S", 0.02)
     reply = await call.client.request(method, path, json=CALL, headers=headers)
     assert reply.status_code == 503
     assert reply.headers["retry-after"]
     assert fake.offered == []
+
+
+async def test_a_call_waits_for_the_first_settings(call: Any, current: CurrentSettings) -> None:
+    waiting = asyncio.create_task(call.client.get("/v1/models", headers=header("one")))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    current.put(by())
+    assert (await waiting).status_code == 200
 
 
 async def test_the_process_lives_and_describes_itself_without_settings(call: Any) -> None:

@@ -281,7 +281,7 @@ def test_serves_own_file_has_arguments_only(tmp_path: Path, cli: Any) -> None:
     applications = yaml.safe_load(before)["applications"]
     assert [one["name"] for one in applications] == ["front", "loras", "a", "b"]
     assert applications[0]["args"]["front"]["settings"] == "/etc/my.yaml"
-    assert applications[0]["args"]["front"]["folder"] is None
+    assert "folder" not in applications[0]["args"]["front"]
     content["http"]["api_keys"] = ["another"]
     content["limits"] = {"max_queued_images": 7}
     path.write_text(yaml.safe_dump(content))

@@ -314,3 +314,15 @@ def test_notes_say_the_first_call_and_what_an_upgrade_needs() -> None:
     assert "Anybody" not in text
     assert "Anybody who reaches the Service may call" in notes(values("minimal"))
     assert re.search(r"port-forward service/images 8000:80", text)
+
+
+def test_what_yaml_would_take_for_something_else_is_quoted() -> None:
+    odd = values("ha")
+    odd["ingress"] |= {"host": "*.example.com", "tlsSecret": "1234", "className": "on"}
+    odd["apiKeys"] = {"secret": "5678"}
+    objects = render(odd)
+    [rule] = objects["Ingress", RELEASE]["spec"]["rules"]
+    assert rule["host"] == "*.example.com"
+    kubernetes_validate.validate(objects["Ingress", RELEASE], "1.34", strict=True)
+    front = pod_templates(service_of(objects))["front"]["spec"]["volumes"]
+    assert {"name": "keys", "secret": {"secretName": "5678"}} in front

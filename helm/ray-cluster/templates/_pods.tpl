@@ -117,11 +117,11 @@ spec:
       configMap: {name: {{ include "ray-cluster.name" $root }}-settings}
     {{- if $values.apiKeys.secret }}
     - name: keys
-      secret: {secretName: {{ $values.apiKeys.secret }}}
+      secret: {secretName: {{ $values.apiKeys.secret | quote }}}
     {{- end }}
     {{- if $values.jobStore.secret }}
     - name: job-store
-      secret: {secretName: {{ $values.jobStore.secret }}}
+      secret: {secretName: {{ $values.jobStore.secret | quote }}}
     {{- end }}
     {{- end }}
 {{- end -}}
