@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextvars import Context
 
 from ray.util import get_node_ip_address
 
@@ -51,12 +50,7 @@ class Dispatcher:
             file=file,
         )
         self._ray_metrics = RayMetrics(self._front.cell.own_metrics)
-        self._starting: asyncio.Task[None] | None = None
-        if await self._front.stands_by():
-            # in a context of its own: Serve cancels what a cancelled request has called
-            self._starting = asyncio.create_task(self._front.start(), context=Context())
-        else:
-            await self._front.start()
+        await self._front.begin()
         self._ray_metrics.start()
         self._nodes = NodeWatch(storage)
         self._nodes.start()
@@ -97,13 +91,9 @@ class Dispatcher:
 
     async def check_health(self) -> None:
         """Raise when the front has to be replaced, so that Serve starts a new dispatcher."""
-        if self._starting is not None and self._starting.done():
-            self._starting.result()
         self._front.check_health()
 
     async def __del__(self) -> None:
         """Let the next dispatcher have the job store at once; Serve awaits this when it stops."""
         if hasattr(self, "_front"):
-            if self._starting is not None:
-                self._starting.cancel()
             await self._front.stop()

@@ -154,6 +154,7 @@ class Front:
         self.jobs.ownership.cell = identity.cell
         self.jobs.ownership.service = arguments.dispatch.service or ""
         self.jobs.ownership.on_wanted = self._hand_over
+        self._starting: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._is_started = False
         self.jobs.control.is_enabled = arguments.control.enabled
@@ -193,14 +194,20 @@ class Front:
             for name in methods_of(interface)
         }
 
-    async def stands_by(self) -> bool:
-        """Whether an earlier cell of this service still serves: :meth:`start` takes over from it
-        once all workers of this one have registered, which they can do meanwhile."""
+    async def begin(self) -> None:
+        """Start; while an earlier cell of this service serves, only once all workers of this one
+        have registered, which they can do meanwhile.
+
+        Raises:
+            ConfigError, JobStoreError: as of :meth:`start`; later :meth:`check_health` tells.
+        """
         if not await self.jobs.ownership.stands_by():
-            return False
+            await self.start()
+            return
         # what workers are told before they load; calls are not answered
         self.dispatch.apply(self.settings.book.settings)
-        return True
+        # in a context of its own: Serve cancels what a cancelled request has called
+        self._starting = asyncio.create_task(self.start(), context=Context())
 
     def _is_ready(self) -> bool:
         registered = {one.registration.pool for one in self.core.replicas}
@@ -229,6 +236,8 @@ class Front:
 
     async def stop(self) -> None:
         """Let the next front have the job store at once, and end all held polls."""
+        if self._starting is not None:
+            self._starting.cancel()
         self.settings.stop()
         if self._leaving is not None:
             await asyncio.wait([self._leaving], timeout=_LEAVES_S)
@@ -240,8 +249,9 @@ class Front:
         """Raise RuntimeError when it has to be replaced."""
         if self.jobs.ownership.is_lost:
             raise RuntimeError("another dispatcher has taken the job store, or it is to be taken")
-        if self._leaving is not None and self._leaving.done():
-            self._leaving.result()
+        for task in (self._starting, self._leaving):
+            if task is not None and task.done():
+                task.result()
         if not self.settings.is_healthy:
             raise RuntimeError("the settings are not watched any more")
         if not self.dispatch.is_healthy:

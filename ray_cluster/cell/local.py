@@ -101,11 +101,7 @@ class LocalCell:
             file=self._file,
         )
         stack.push_async_callback(self.front.stop)
-        if await self.front.stands_by():
-            taking = asyncio.create_task(self.front.start())
-            stack.callback(taking.cancel)
-        else:
-            await self.front.start()
+        await self.front.begin()
         settings = CurrentSettings()
         self._feed = SettingsFeed(self.front.client, settings)
         stack.callback(self._feed.stop)

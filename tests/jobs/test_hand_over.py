@@ -42,11 +42,12 @@ class Later:
 
     def __init__(self, store_url: str, folder: Path, cell: str = "later") -> None:
         self.cell = cell_of(store_url, folder, cell, epoch=2)
-        self.starting: asyncio.Task[None]
+        self.starting: asyncio.Task[bool]
 
     async def __aenter__(self) -> Later:
-        assert await self.cell.front.stands_by()
-        self.starting = asyncio.create_task(self.cell.front.start())
+        assert await self.cell.jobs_service.ownership.stands_by()
+        await self.cell.front.begin()
+        self.starting = asyncio.create_task(self.cell.restored.wait())
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -150,9 +151,8 @@ async def test_one_of_another_service_does_not_start(store_url: str, tmp_path: P
     async with cell_of(store_url, tmp_path, "earlier"):
         for service in ("prod/others", None):
             other = cell_of(store_url, tmp_path, "later", service=service)
-            assert not await other.front.stands_by()
             with pytest.raises(JobStoreInUse, match="another store"):
-                await other.front.start()
+                await other.front.begin()
             await other.front.stop()
 
 

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,9 @@ class Cells:
     def endpoint(self) -> str | None:
         """Return one that is ready, as a Service chooses; None if none is."""
         return next((url for url in reversed(tuple(self._processes)) if self.is_up(url)), None)
+
+    def is_down(self, url: str) -> bool:
+        return not self.is_up(url)
 
     def is_up(self, url: str) -> bool:
         """Whether it passes its readiness probe."""
@@ -189,9 +193,9 @@ def upgrade(folder: Path, store_url: str, times: int, hold_s: float) -> None:
             time.sleep(3)
             for _ in range(times):
                 later = cells.start()
-                wait_for(lambda url=later: cells.is_up(url), "a later cell")  # type: ignore[misc]
+                wait_for(partial(cells.is_up, later), "a later cell")
                 begun_s = time.monotonic()
-                wait_for(lambda url=present: not cells.is_up(url), "the earlier one's end")  # type: ignore[misc]
+                wait_for(partial(cells.is_down, present), "the earlier one's end")
                 took_s.append(time.monotonic() - begun_s)
                 time.sleep(hold_s)
                 cells.stop(present)
