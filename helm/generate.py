@@ -75,6 +75,7 @@ def slices() -> dict[str, Any]:
             "scaling": empty.control.scaling,
         },
         "policy": deploy_file.scaled_by_policy(0),
+        "surgePercent": deploy_file.SURGE_PERCENT,
     }
 
 

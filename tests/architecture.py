@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 800,
-    "tests": 83_900,
+    "tests": 84_200,
     "training": 4_400,
     "transport": 1_450,
 }

@@ -27,6 +27,9 @@ CONTROLLER_DEPLOYMENT = "Controller"
 PLAN_SCALING = "ray_cluster.deployments.serve.plan_scaling:PlanScaling"
 """The autoscaling policy of workers where ``control.scaling`` is ``policy``."""
 
+SURGE_PERCENT = 1
+"""Replicas beside those that are replaced: Serve rounds up, so one at a time up to a hundred."""
+
 BUILDER = "ray_cluster.deployments.app:build_app"
 # Serve must have one; what bounds a plan are the settings
 _MOST_REPLICAS = 10_000
@@ -59,12 +62,13 @@ def serve_config(
 
 
 def worker_replicas(config: ClusterConfig, name: str) -> dict[str, Any]:
-    """Return the options of a worker's deployment that say how many replicas it has."""
+    """Return the options of a worker's deployment that say how many replicas it has, and when."""
     worker = config.find(name)
     if worker is None:
         # no plan counts the stores of LoRAs
         return {"num_replicas": config.loras.num_stores}
-    return replica_options(config.control, worker.replicas)
+    surge = {"max_surge_percent": SURGE_PERCENT} if worker.surge else {}
+    return replica_options(config.control, worker.replicas) | surge
 
 
 def replica_options(control: ControlConfig, num_replicas: int) -> dict[str, Any]:

@@ -115,6 +115,8 @@ class Network:
         return name, address
 
     def __exit__(self, *_: object) -> None:
+        # a namespace's own links go some time after it, and the next network has the same name
+        subprocess.run(["ip", "link", "del", self.hub], check=False, capture_output=True)
         for name in reversed(self._names):
             subprocess.run(["ip", "netns", "del", name], check=False, capture_output=True)
         for path in reversed(self._made):

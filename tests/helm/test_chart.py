@@ -50,7 +50,7 @@ ALL_KINDS: dict[str, Any] = {
         {"name": "edges", "model": "shapes-sd-edges", "bases": ["m"], "replicas": 2},
         {"name": "layout", "model": "shapes-sd-layout", "bases": ["m"], "mode": "local"},
     ],
-    "upscalers": [{"name": "big", "num_cpus": 0.5}],
+    "upscalers": [{"name": "big", "num_cpus": 0.5, "surge": True}],
     "limits": {"max_upload_bytes": 209715200, "max_input_bytes": 10000000},
     "http": {"port": 9000, "num_gateways": 3, "keep_alive_s": 30, "public_url": "https://a.b"},
     "logs": {"format": "json"},

@@ -226,9 +226,52 @@ def test_changes_under_load_fail_no_call_and_replace_what_they_name(tmp_path: Pa
                 assert after[name] == kept[name]
             wait_for(service.all_run, "the applications")
         assert clients.failed == []
-        logger.warning(
-            "%d calls, the longest took %.1f s", len(clients.took_s), max(clients.took_s)
-        )
+        longest_of(clients, "with one replica, replaced")
+
+
+def test_with_surge_a_replica_serves_until_its_successor_has_loaded(tmp_path: Path) -> None:
+    with Network() as network, served(tmp_path, given("minimal"), network) as service:
+        [pool] = yaml.safe_load(settings_of(render(given("minimal"))))["pools"]
+        pool |= {"surge": True, "max_num_inference_steps": 60}
+        name = "shapes-sd/BaseModel"
+        now = before = service.replicas()[name]
+        clients = Clients(service.url, "shapes-sd")
+        with clients.running():
+            apply(service, given("minimal", pools=[pool]))
+            while not now - before:
+                time.sleep(0.2)
+                # Serve lists none of an application's deployments while it builds it
+                now = service.replicas().get(name, before)
+                assert now
+            wait_for(lambda: not ids_of(service, name) & before, "the end of the earlier one")
+            wait_for(service.all_run, "the applications")
+        assert clients.failed == []
+        longest_of(clients, "with surge, replaced")
+
+
+def test_the_end_of_a_pod_with_a_model_fails_no_call(tmp_path: Path) -> None:
+    content = given("minimal")
+    content["groups"]["cpu"] = {"replicas": 2, "resources": {"limits": {"cpu": "1"}}}
+    with Network() as network, served(tmp_path, content, network) as service:
+        service.scale("shapes-sd", "BaseModel", 2)
+        wait_for(lambda: len(ids_of(service, "shapes-sd/BaseModel")) == 2, "a second replica")
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            pod = service.pods["cpu-1"]
+            clients = Clients(service.url, "shapes-sd")
+            with clients.running():
+                time.sleep(3)
+                pod.stop(number)
+                wait_for(lambda: len(ids_of(service, "shapes-sd/BaseModel")) == 1, "its end")
+                pod.start()
+                wait_for(lambda: len(ids_of(service, "shapes-sd/BaseModel")) == 2, "another")
+            assert clients.failed == []
+            longest_of(clients, f"{number.name} to a pod with a model")
+
+
+def longest_of(clients: Clients, what: str) -> None:
+    """Tell how long the longest call took."""
+    longest_s = max(clients.took_s)
+    logger.warning("%s: %d calls, the longest took %.1f s", what, len(clients.took_s), longest_s)
 
 
 def test_a_cascade_under_a_controller(tmp_path: Path) -> None:
@@ -248,6 +291,4 @@ def test_a_cascade_under_a_controller(tmp_path: Path) -> None:
         for name in ("front/Dispatcher", "front/Gateway", "controller/Controller"):
             assert after[name] == before[name]
         assert clients.failed == []
-        logger.warning(
-            "%d calls, the longest took %.1f s", len(clients.took_s), max(clients.took_s)
-        )
+        longest_of(clients, "plans")

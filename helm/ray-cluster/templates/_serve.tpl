@@ -80,6 +80,9 @@ application is started with the keys that files/slices.json lists, and no settin
 {{- $_ := set $options.autoscaling_config "initial_replicas" $replicas -}}
 {{- $deployment = merge (dict "name" $row.deployment) $options -}}
 {{- end -}}
+{{- if $worker.surge -}}
+{{- $_ := set $deployment "max_surge_percent" $slices.surgePercent -}}
+{{- end -}}
 {{- $applications = append $applications (dict "name" $worker.name "route_prefix" nil "import_path" $names.builder "external_scaler_enabled" (not $byPolicy) "args" (dict "worker" $args) "deployments" (list $deployment)) -}}
 {{- end -}}
 {{- end -}}

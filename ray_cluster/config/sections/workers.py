@@ -57,6 +57,13 @@ class WorkerConfig(Section):
         "busy one takes, where a controller plans replicas on CPUs",
     )
     replicas: int = Field(1, ge=1, description="replicas at the start", json_schema_extra=COUNT)
+    surge: bool = Field(
+        False,
+        description="whether a replica that is replaced serves until its successor has loaded, "
+        "which needs room for one more; while there is none, a redeploy waits and the earlier "
+        "replicas serve on. Without it, an earlier one stops first",
+        json_schema_extra=COUNT,
+    )
 
     max_batch: int = Field(
         8,
