@@ -119,8 +119,8 @@ class SettingsWatch:
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the file is still watched."""
-        return self._task is not None and not self._task.done()
+        """Whether the file is watched, or not yet: one that stands by knows all that it needs."""
+        return self._task is None or not self._task.done()
 
     async def look(self) -> None:
         """Apply the file if its content has changed since the last look, and has settled."""

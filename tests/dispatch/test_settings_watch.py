@@ -37,6 +37,8 @@ class Watched:
 async def test_a_change_is_applied_once(tmp_path: Path) -> None:
     watched = Watched(tmp_path / "my.yaml")
     watched.path.write_text(text(10))
+    # as of a front that stands by, which Serve asks before anything else
+    assert watched.watch.is_healthy
     await watched.watch.start()
     assert watched.applied == [10]
     watched.path.write_text(text(20))

@@ -12,7 +12,8 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +43,8 @@ logger = logging.getLogger(__name__)
 
 KEY, NEXT_KEY = "key-of-the-tests", "the-next-key"
 NUM_CLIENTS = 16
+# KubeRay deletes the earlier cluster a minute after it has switched
+HOLD_S = 60.0
 DRAFT = {
     "name": "draft",
     "model": "shapes-sd-light",
@@ -67,10 +70,15 @@ def call(url: str, key: str = KEY, **changes: Any) -> httpx.Response:
 
 
 class Clients:
-    """Call without a pause, each with a connection of its own for every call."""
+    """Call without a pause, each with a connection of its own for every call.
 
-    def __init__(self, url: str, model: str) -> None:
-        self.url, self.model = url, model
+    Args:
+        num_retries: of a call that is refused for now, as the official client has two.
+    """
+
+    def __init__(self, url: str, model: str, num_retries: int = 0) -> None:
+        self.url, self.model, self._num_retries = url, model, num_retries
+        self.num_retried = 0
         self.failed: list[str] = []
         self.took_s: list[float] = []
         self._ends = threading.Event()
@@ -90,14 +98,23 @@ class Clients:
     def _call_on(self) -> None:
         while not self._ends.is_set():
             started_s = time.monotonic()
-            try:
-                reply = call(self.url, model=self.model)
-            except httpx.HTTPError as error:
-                self.failed.append(repr(error))
-                continue
-            if reply.status_code != 200:
-                self.failed.append(f"{reply.status_code} {reply.text[:300]}")
+            said = self._call()
+            for _ in range(self._num_retries):
+                if not said:
+                    break
+                self.num_retried += 1
+                time.sleep(1.0)
+                said = self._call()
+            self.failed += [said] if said else []
             self.took_s.append(time.monotonic() - started_s)
+
+    def _call(self) -> str:
+        """Call once; return what went wrong."""
+        try:
+            reply = call(self.url, model=self.model)
+        except httpx.HTTPError as error:
+            return repr(error)
+        return "" if reply.status_code == 200 else f"{reply.status_code} {reply.text[:300]}"
 
 
 def given(example: str, **config: Any) -> dict[str, Any]:
@@ -144,19 +161,15 @@ def test_serving_outlives_the_head_where_redis_keeps_rays_state(tmp_path: Path) 
             logger.warning("%d calls without a head", without_head)
             assert service.replicas() == before
             path = f"{service.url}/v1/jobs/{first.json()['id']}"
-            wait_for(
-                lambda: (
-                    httpx.get(path, headers=key, trust_env=False).json()["state"] == "completed"
-                ),
-                "the job",
-            )
+            wait_for(partial(has_completed, path, key), "the job")
 
 
 @contextmanager
-def served(folder: Path, content: dict[str, Any], network: Network) -> Iterator[RayService]:
-    service = RayService(
-        network, folder, render(content), data=folder / "data", keys=keys_file(KEY)
-    )
+def served(
+    folder: Path, content: dict[str, Any], network: Network, data: Path | None = None
+) -> Iterator[RayService]:
+    volume = data or folder / "data"
+    service = RayService(network, folder, render(content), data=volume, keys=keys_file(KEY))
     try:
         service.deploy()
         wait_for(service.all_run, "the applications")
@@ -164,6 +177,44 @@ def served(folder: Path, content: dict[str, Any], network: Network) -> Iterator[
         yield service
     finally:
         service.stop()
+
+
+def test_another_ray_cluster_takes_over_under_load(tmp_path: Path) -> None:
+    key = {"Authorization": f"Bearer {KEY}"}
+    body = {"prompt": "a red circle", "n": 8, "num_inference_steps": 50}
+    with Network() as network, ExitStack() as ends:
+
+        def start(name: str) -> RayService:
+            pods = served(tmp_path / name, given("minimal"), network, tmp_path / "data")
+            return ends.enter_context(pods)
+
+        earlier = start("earlier")
+        clients = Clients(earlier.url, "shapes-sd", num_retries=2)
+        with clients.running():
+            time.sleep(3)
+            created = [
+                httpx.post(f"{earlier.url}/v1/jobs", json=body, headers=key, trust_env=False)
+                for _ in range(4)
+            ]
+            later = start("later")
+            # as the Service does, which looks every two seconds for pods that are ready
+            clients.url = later.url
+            before = len(clients.took_s)
+            wait_for(lambda: not earlier.is_ready(), "the end of the earlier one's readiness")
+            time.sleep(HOLD_S)
+            earlier.stop()
+            time.sleep(5)
+            for one in created:
+                path = f"{later.url}/v1/jobs/{one.json()['id']}"
+                wait_for(partial(has_completed, path, key), "a job")
+        assert clients.failed == []
+        assert len(clients.took_s) > before
+        longest_of(clients, f"a hand-over, {clients.num_retried} retries")
+
+
+def has_completed(path: str, key: dict[str, str]) -> bool:
+    job = httpx.get(path, headers=key, timeout=30, trust_env=False).json()
+    return bool(job["state"] == "completed")
 
 
 def apply(service: RayService, content: dict[str, Any]) -> None:
