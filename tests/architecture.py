@@ -44,8 +44,8 @@ BUDGET: dict[str, int] = {
     "requests": 800,
     "root": 50,
     "simulator": 8_350,
-    "storage": 800,
-    "tests": 83_900,
+    "storage": 850,
+    "tests": 84_400,
     "training": 4_400,
     "transport": 1_450,
 }

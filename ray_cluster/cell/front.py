@@ -73,14 +73,13 @@ class Stores:
         """Open the stores of a configuration; call it off the event loop.
 
         Raises:
-            ConfigError, JobStoreError: one of them cannot be opened.
+            ConfigError, JobStoreError, BlobStoreError: one of them cannot be opened or written.
         """
-        return cls(
-            jobs=SqlJobStore.open(storage.job_store()),
-            results=BlobStore(storage.results),
-            inputs=InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s),
-            states=BlobStore(storage.states),
-        )
+        results, states = BlobStore(storage.results), BlobStore(storage.states)
+        inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
+        for store in (results, inputs, states):
+            store.check()
+        return cls(SqlJobStore.open(storage.job_store()), results, inputs, states)
 
 
 @dataclass(frozen=True, slots=True)
