@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 850,
-    "tests": 84_400,
+    "tests": 84_500,
     "training": 4_400,
     "transport": 1_450,
 }
