@@ -19,7 +19,7 @@ import fsspec
 
 from ray_cluster.errors import RayClusterError, without_password
 from ray_cluster.storage.excess import Excess
-from ray_cluster.storage.s3 import TRIES, s3_options
+from ray_cluster.storage.s3 import TRIES, lacks_credentials, s3_options
 from ray_cluster.storage.syncing import make_folder, sync_file, sync_folder
 
 logger = logging.getLogger(__name__)
@@ -35,6 +35,10 @@ _AT_ONCE = 1000
 
 class BlobStoreError(RayClusterError):
     """The store can't be reached, read or written; the message names it."""
+
+
+class StoreRefuses(BlobStoreError):
+    """The store is missing or closed to this process, and will be until somebody mends that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +89,18 @@ class BlobStore:
         """Write an entry and remove it: a bucket that is missing or closed looks like an empty one.
 
         Raises:
-            BlobStoreError: that does not work; the message is for whoever starts the service.
+            StoreRefuses: it is missing, or closed to this process.
+            BlobStoreError: it fails just now.
         """
         name = f"{secrets.token_hex(16)}{PART_SUFFIX}"
         try:
             self.put(name, b"")
             self.delete([name])
         except BlobStoreError as error:
-            raise BlobStoreError(f"cannot use {self.url}: {error.__cause__}") from error
+            cause = error.__cause__
+            refuses = isinstance(cause, FileNotFoundError | PermissionError)
+            kind = StoreRefuses if refuses or lacks_credentials(cause) else BlobStoreError
+            raise kind(f"cannot use {self.url}: {cause}") from cause
 
     def put(self, name: str, data: bytes) -> None:
         """Write an entry."""

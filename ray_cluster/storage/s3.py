@@ -30,3 +30,9 @@ def s3_options() -> dict[str, Any]:
             "retries": {"total_max_attempts": TRIES},
         },
     }
+
+
+def lacks_credentials(error: BaseException | None) -> bool:
+    """Whether a call was not made, as the process has no credentials."""
+    # without s3fs there is no such class
+    return type(error).__name__ in {"NoCredentialsError", "PartialCredentialsError"}
