@@ -244,6 +244,10 @@ def test_secrets_are_referred_to_and_nowhere_else() -> None:
     config = load_config(yaml.safe_load(settings_of(objects)))
     assert config.storage.jobs_file == "/etc/ray-cluster/job-store/url"
     assert config.http.api_keys_file == "/etc/ray-cluster/keys/api-keys.yaml"
+    # replicas write to S3, too
+    for template in pod_templates(service_of(objects)).values():
+        [container] = template["spec"]["containers"]
+        assert container["envFrom"] == [{"secretRef": {"name": "storage"}}]
 
 
 def test_a_job_that_differs_has_another_name() -> None:

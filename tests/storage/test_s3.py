@@ -16,6 +16,7 @@ import pytest
 
 from ray_cluster.cell.front import Stores
 from ray_cluster.config.sections.cell_wide import StorageConfig
+from ray_cluster.models.sources.lora_sources import Bounds, fetch
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError, StoreRefuses
 from tests.cell.local_service import running_locally
 from tests.cell.test_loras import until
@@ -75,6 +76,20 @@ def test_large_entries_go_in_parts_and_leave_none(s3: S3Server, bucket: str) -> 
     assert store.get("a") == piece * 20
     assert s3.names(bucket) == ["inputs/a"]
     assert s3.open_uploads(bucket) == 0
+
+
+def test_a_lora_is_fetched_from_s3_as_it_is_now(s3: S3Server, bucket: str, tmp_path: Path) -> None:
+    store, folder = BlobStore(f"s3://{bucket}/loras"), f"s3://{bucket}/loras"
+
+    def fetched(name: str) -> bytes:
+        fetch(f"{folder}/{name}", (folder,), tmp_path / "copy", Bounds(1 << 24))
+        return (tmp_path / "copy").read_bytes()
+
+    for content in (bytes(range(256)) * 12_000, b"renewed"):
+        store.put("a.safetensors", content)
+        assert fetched("a.safetensors") == content
+    with pytest.raises(OSError, match=r"b\.safetensors does not give the file"):
+        fetched("b.safetensors")
 
 
 def refusal(folder: Path, bucket: str) -> str:
