@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 950,
-    "tests": 84_500,
+    "tests": 84_600,
     "training": 4_400,
     "transport": 1_450,
 }
