@@ -147,9 +147,12 @@ def _front(
 def _front_options(arguments: Document | None = None) -> dict[str, Any]:
     """Return the actor options of what computes nothing: on the front's nodes, if it has some."""
     options: dict[str, Any] = {"num_cpus": 0, "runtime_env": {"env_vars": FRONT_ENVIRONMENT}}
-    if arguments is not None and (resource := arguments.dispatch.front_resource) is not None:
-        options["resources"] = {resource: _RESOURCE_SHARE}
-    return options
+    return options if arguments is None else options | _only_on(arguments.dispatch.front_resource)
+
+
+def _only_on(resource: str | None) -> dict[str, Any]:
+    """Return the actor options of what runs on nodes with a custom resource alone."""
+    return {} if resource is None else {"resources": {resource: _RESOURCE_SHARE}}
 
 
 def _worker(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Application:
@@ -161,6 +164,7 @@ def _worker(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Applicat
             "num_cpus": own.num_cpus,
             "num_gpus": own.hardware.num_gpus,
             "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
+            **_only_on(own.node_resource),
         }
     kind, name = WorkerDeployment, row.deployment
     deployment = _deployment(kind, name, replicas, options, arguments.logs)

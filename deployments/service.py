@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -71,8 +71,12 @@ class ApplicationState:
         return f"{self.state}, {running} of {self.num_replicas} replicas"
 
 
-def start_ray(config: RayConfig) -> bool:
-    """Connect to Ray, or start a local one; returns whether it was started here."""
+def start_ray(config: RayConfig, custom_resources: Iterable[str] = ()) -> bool:
+    """Connect to Ray, or start a local one; returns whether it was started here.
+
+    Args:
+        custom_resources: that the one node of a local one has.
+    """
     if ray.is_initialized():
         return False
     if config.address is not None:
@@ -83,6 +87,7 @@ def start_ray(config: RayConfig) -> bool:
         ray.init(
             address="local",
             num_cpus=config.num_cpus,
+            resources=dict.fromkeys(custom_resources, 1.0),
             object_store_memory=config.object_store_mib << 20,
             include_dashboard=config.include_dashboard,
             dashboard_host=config.dashboard_host,

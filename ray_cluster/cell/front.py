@@ -47,6 +47,7 @@ from ray_cluster.protocol.dispatcher import (
 )
 from ray_cluster.protocol.leases import Registration, lanes_of
 from ray_cluster.storage.blob_store import BlobStore
+from ray_cluster.storage.checks import refuse_unusable
 from ray_cluster.storage.inputs import InputStore
 
 logger = logging.getLogger(__name__)
@@ -73,14 +74,12 @@ class Stores:
         """Open the stores of a configuration; call it off the event loop.
 
         Raises:
-            ConfigError, JobStoreError: one of them cannot be opened.
+            ConfigError, JobStoreError, BlobStoreError: one of them cannot be opened, or refuses.
         """
-        return cls(
-            jobs=SqlJobStore.open(storage.job_store()),
-            results=BlobStore(storage.results),
-            inputs=InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s),
-            states=BlobStore(storage.states),
-        )
+        results, states = BlobStore(storage.results), BlobStore(storage.states)
+        inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
+        refuse_unusable((results, inputs, states))
+        return cls(SqlJobStore.open(storage.job_store()), results, inputs, states)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import re
@@ -18,6 +19,7 @@ import fsspec
 
 from ray_cluster.errors import RayClusterError, without_password
 from ray_cluster.storage.excess import Excess
+from ray_cluster.storage.s3 import TRIES, lacks_credentials, s3_options
 from ray_cluster.storage.syncing import make_folder, sync_file, sync_folder
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,10 @@ _AT_ONCE = 1000
 
 class BlobStoreError(RayClusterError):
     """The store can't be reached, read or written; the message names it."""
+
+
+class StoreRefuses(BlobStoreError):
+    """The store is missing or closed to this process, and will be until somebody mends that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +72,7 @@ class BlobStore:
         # as errors show it
         self.url = without_password(url)
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(url)
+            self._fs, self._root = _open(url)
             self._is_local = "file" in _protocols(self._fs)
             self._is_synced = self._is_local and is_durable
             if self._is_local:
@@ -78,6 +84,23 @@ class BlobStore:
             ) from error
         except Exception as error:
             raise BlobStoreError(f"cannot use {self.url}: {error}") from error
+
+    def check(self) -> None:
+        """Write an entry and remove it: a bucket that is missing or closed looks like an empty one.
+
+        Raises:
+            StoreRefuses: it is missing, or closed to this process.
+            BlobStoreError: it fails just now.
+        """
+        name = f"{secrets.token_hex(16)}{PART_SUFFIX}"
+        try:
+            self.put(name, b"")
+            self.delete([name])
+        except BlobStoreError as error:
+            cause = error.__cause__
+            refuses = isinstance(cause, FileNotFoundError | PermissionError)
+            kind = StoreRefuses if refuses or lacks_credentials(cause) else BlobStoreError
+            raise kind(f"cannot use {self.url}: {cause}") from cause
 
     def put(self, name: str, data: bytes) -> None:
         """Write an entry."""
@@ -151,7 +174,13 @@ class BlobStore:
         # a part costs object stores a request more
         part = {} if num_bytes is None else {"start": 0, "end": num_bytes}
         with self._failing(f"did not give {name}"), contextlib.suppress(FileNotFoundError):
-            return bytes(self._fs.cat_file(path, **part))
+            try:
+                return bytes(self._fs.cat_file(path, **part))
+            except OSError as error:
+                # in s3 an empty entry has no first bytes
+                if not part or error.errno != errno.EINVAL:
+                    raise
+                return bytes(self._fs.cat_file(path))[:num_bytes]
         return None
 
     def delete(self, names: Iterable[str]) -> None:
@@ -304,6 +333,19 @@ class BlobWriter:
         if self._file is None:
             self._file = self._fs.open(self._part, "wb", block_size=_BLOCK_BYTES)
         return self._file
+
+
+def _open(url: str) -> tuple[Any, str]:
+    """Return a URL's file system and the path in it."""
+    # other processes write and delete, too: what was listed before says nothing
+    options: dict[str, Any] = {"use_listings_cache": False}
+    is_s3 = url.startswith(("s3://", "s3a://"))
+    if is_s3:
+        options |= s3_options()
+    fs, root = fsspec.core.url_to_fs(url, **options)
+    if is_s3:
+        fs.retries = TRIES
+    return fs, root
 
 
 def _protocols(fs: Any) -> tuple[str, ...]:

@@ -77,6 +77,10 @@ class InputStore:
         """
         return cls(BlobStore(url), grace_s=grace_s, wall_clock=time.time)
 
+    def check(self) -> None:
+        """Raise :class:`BlobStoreError` unless it can be written. Blocks."""
+        self._blobs.check()
+
     async def put(self, owner: str, chunks: AsyncIterator[bytes], *, max_bytes: int) -> BlobRef:
         """Store an input while it arrives, and return what names it.
 

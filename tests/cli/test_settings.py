@@ -163,6 +163,13 @@ def test_a_pool_that_does_not_run_in_time_is_said_with_what_it_needs(
     assert str(error.value).endswith("to undo it, remove it from the file and apply that again")
 
 
+def test_nodes_that_are_not_there_are_said(tmp_path: Path) -> None:
+    cell = FakeCell(config_of(A))
+    cell.message, cell.states["next"] = "", "NOT_YET"
+    with pytest.raises(NotApplied, match="b needs a node with the resource h100, which none has"):
+        applied(cell, tmp_path, A, B | {"node_resource": "h100"}, timeout_s=0.01)
+
+
 def test_what_a_pool_lacks_is_said_at_once_and_by_every_apply_until_it_runs(tmp_path: Path) -> None:
     cell, huge = FakeCell(config_of(A)), B | {"num_cpus": 8}
     cell.message, cell.states["next"] = "", "NOT_YET"

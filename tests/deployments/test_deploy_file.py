@@ -64,6 +64,15 @@ def test_an_autoscaling_policy_acts_on_workers_alone() -> None:
     assert applications["controller"].args["controller"]["control"]["scaling"] == "policy"
 
 
+def test_a_pool_runs_where_its_resource_is() -> None:
+    first, *others = CELL["pools"]
+    config = load_config({**CELL, "pools": [first | {"node_resource": "h100"}, *others]})
+    for one in serve_config(config, Path("/etc/my.yaml"))["applications"]:
+        options = build_app(one["args"])._bound_deployment.ray_actor_options
+        wanted = {"h100": pytest.approx(0.001)} if one["name"] == first["name"] else None
+        assert options.get("resources") == wanted
+
+
 def test_the_front_runs_where_its_resource_is() -> None:
     config = load_config(
         {**CELL, "dispatch": {"front_resource": "front"}, "control": {"enabled": True}}

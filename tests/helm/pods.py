@@ -25,8 +25,9 @@ import yaml
 
 from tests.helm.chart import pod_templates, service_of, settings_of
 
-ROOT_ADDRESS = "10.213.7.1"
-_NETWORK = "10.213.7"
+# of this process alone: two runs on one machine would reach each other's pods
+_NETWORK = f"10.213.{os.getpid() % 256}"
+ROOT_ADDRESS = f"{_NETWORK}.1"
 _MOUNTED = ("/scratch", "/etc/ray-cluster", "/var/lib/ray-cluster")
 _PATIENCE_S = 240.0
 # of workers, where Ray's state outlives the head

@@ -217,10 +217,17 @@ def test_front_and_gpus_are_apart() -> None:
     assert cluster["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
     by_name = {one["groupName"]: one for one in cluster["workerGroupSpecs"]}
     assert by_name.keys() == {"front", "l40s", "h100"}
-    [front] = [one for one in by_name.values() if "resources" in one["rayStartParams"]]
-    # as a shell takes it from the operator's command
-    assert json.loads(json.loads(front["rayStartParams"]["resources"])) == {"front": 1}
-    for name in ("l40s", "h100"):
+    for name, group in by_name.items():
+        # as a shell takes it from the operator's command
+        assert json.loads(json.loads(group["rayStartParams"]["resources"])) == {name: 1}
+    for name, pool in (("l40s", "sdxl"), ("h100", "flux")):
+        application = next(
+            one
+            for one in yaml.safe_load(spec["serveConfigV2"])["applications"]
+            if one["name"] == pool
+        )
+        [own] = application["args"]["worker"]["pools"]
+        assert own["node_resource"] == name
         [container] = by_name[name]["template"]["spec"]["containers"]
         assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
     templates = pod_templates(spec)
@@ -237,6 +244,10 @@ def test_secrets_are_referred_to_and_nowhere_else() -> None:
     config = load_config(yaml.safe_load(settings_of(objects)))
     assert config.storage.jobs_file == "/etc/ray-cluster/job-store/url"
     assert config.http.api_keys_file == "/etc/ray-cluster/keys/api-keys.yaml"
+    # replicas write to S3, too
+    for template in pod_templates(service_of(objects)).values():
+        [container] = template["spec"]["containers"]
+        assert container["envFrom"] == [{"secretRef": {"name": "storage"}}]
 
 
 def test_a_job_that_differs_has_another_name() -> None:

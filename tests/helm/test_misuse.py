@@ -54,6 +54,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         "set groups.NAME.gpus",
     ),
     (
+        "a pool on pods that no group has",
+        {"config": {"pools": [{"name": "a", "model": "shapes-sd", "node_resource": "a100"}]}},
+        "name a group",
+    ),
+    (
         "Ray's state of two clusters in one place",
         {"gcsFaultTolerance": {"externalStorageNamespace": "mine"}},
         "leave it out, KubeRay gives every cluster its own",

@@ -255,7 +255,9 @@ def test_changes_under_load_fail_no_call_and_replace_what_they_name(tmp_path: Pa
 
             pools = render(given("minimal"))
             own = yaml.safe_load(settings_of(pools))["pools"]
-            added = given("minimal", pools=[*own, DRAFT], http={"num_gateways": 2})
+            added = given(
+                "minimal", pools=[*own, DRAFT | {"node_resource": "cpu"}], http={"num_gateways": 2}
+            )
             apply(service, added)
             wait_for(lambda: call(service.url, model="draft").status_code == 200, "a pool")
             wait_for(lambda: len(ids_of(service, "front/Gateway")) == 2, "a gateway")

@@ -11,10 +11,12 @@ import pytest
 from ray_cluster.storage.blob_store import BlobStore, BlobStoreError
 
 
-@pytest.fixture(params=["folder", "memory"])
+@pytest.fixture(params=["folder", "memory", "s3"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
     if request.param == "folder":
         return BlobStore(str(tmp_path / "new" / "folder"))
+    if request.param == "s3":
+        return BlobStore(f"{request.getfixturevalue('s3_bucket')}/new/folder")
     return BlobStore(f"memory://{tmp_path.name}-{request.node.name}")
 
 
@@ -33,9 +35,34 @@ def test_what_is_put_is_there_until_it_is_deleted(store: BlobStore) -> None:
     sizes = {blob.name: blob.num_bytes for blob in store.entries()}
     assert sizes == {"a.png": 3, "b.png": 0}
     assert {name: store.num_bytes(name) for name in (*sizes, "c.png")} == {**sizes, "c.png": None}
+    assert (store.get("a.png", 2), store.get("b.png", 2), store.get("c.png", 2)) == (
+        b"tw",
+        b"",
+        None,
+    )
     store.delete(["a.png", "nothing.png"])
     assert store.get("a.png") is None
     assert names(store) == {"b.png"}
+
+
+def test_a_copy_and_a_new_name_take_the_place_of_what_was_there(store: BlobStore) -> None:
+    for name in ("a", "b"):
+        store.put(name, name.encode())
+    assert store.copy("a", "b")
+    assert store.copy("a", "a")
+    assert not store.copy("nothing", "b")
+    assert (store.get("a"), store.get("b")) == (b"a", b"a")
+    store.put("b", b"b")
+    for _ in range(2):
+        store.rename("b", "a")
+    assert (store.get("a"), names(store)) == (b"b", {"a"})
+    with pytest.raises(BlobStoreError, match="did not rename"):
+        store.rename("nothing", "other")
+
+
+def test_a_check_leaves_nothing(store: BlobStore) -> None:
+    store.check()
+    assert names(store) == set()
 
 
 @pytest.mark.parametrize("name", ["", "../a", "a/b", ".hidden", "a\0", "x" * 300, "a b"])

@@ -64,14 +64,19 @@ def folder(tmp_path: Path) -> Folder:
     return Folder(tmp_path)
 
 
+@pytest.fixture(params=["folder", "memory", "s3"])
+def blobs(request: pytest.FixtureRequest, tmp_path: Path) -> BlobStore:
+    if request.param == "s3":
+        return BlobStore(request.getfixturevalue("s3_bucket"))
+    return BlobStore(str(tmp_path) if request.param == "folder" else f"memory://{tmp_path.name}")
+
+
 async def pieces(data: bytes, size: int = 1000) -> AsyncIterator[bytes]:
     for start in range(0, len(data), size):
         yield data[start : start + size]
 
 
-@pytest.mark.parametrize("url", ["folder", "memory"])
-async def test_what_a_client_sends_is_read_by_that_client_alone(tmp_path: Path, url: str) -> None:
-    blobs = BlobStore(str(tmp_path) if url == "folder" else f"memory://{tmp_path.name}")
+async def test_what_a_client_sends_is_read_by_that_client_alone(blobs: BlobStore) -> None:
     inputs = InputStore(blobs, grace_s=GRACE_S, wall_clock=time.time)
     ref = await inputs.put(ALICE, pieces(IMAGE), max_bytes=len(IMAGE))
     assert ref == BlobRef(hashlib.sha256(IMAGE).hexdigest(), len(IMAGE))
@@ -334,9 +339,7 @@ async def test_within_a_period_only_the_time_of_a_renewed_input_changes(folder: 
     assert after.changed_s != before.changed_s
 
 
-@pytest.mark.parametrize("url", ["folder", "memory"])
-async def test_what_is_not_there_is_not_renewed(tmp_path: Path, url: str) -> None:
-    blobs = BlobStore(str(tmp_path) if url == "folder" else f"memory://{tmp_path.name}")
+async def test_what_is_not_there_is_not_renewed(blobs: BlobStore) -> None:
     clock = FakeClock(5 * GRACE_S)
     inputs = InputStore(blobs, grace_s=GRACE_S, wall_clock=clock)
     ref = await inputs.put(ALICE, pieces(IMAGE), max_bytes=len(IMAGE))

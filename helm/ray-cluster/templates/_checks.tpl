@@ -63,8 +63,8 @@
 
 {{- $gpus := 0.0 -}}
 {{- range $group, $one := $values.groups -}}
-{{- if has $group (list "front" "head" "headgroup") -}}
-{{- fail (printf "groups.%s has the name of a group of the chart's own: choose another" $group) -}}
+{{- if has $group (list "front" "head" "headgroup" "memory") -}}
+{{- fail (printf "groups.%s has a name of the chart's or Ray's own: choose another" $group) -}}
 {{- end -}}
 {{- if not (regexMatch "^[a-z]([-a-z0-9]*[a-z0-9])?$" $group) -}}
 {{- fail (printf "groups.%s: a group's name begins with a letter and holds small letters, digits and '-' only" $group) -}}
@@ -79,8 +79,16 @@
 {{- fail (printf "groups.%s has minReplicas or maxReplicas, which only the autoscaler reads: set autoscaler.enabled: true, or give replicas alone" $group) -}}
 {{- end -}}
 {{- end -}}
-{{- range $section := list "pools" "discriminators" "controlnets" -}}
+{{- range $section := list "pools" "discriminators" "controlnets" "upscalers" -}}
 {{- range (get $config $section | default list) -}}
+{{- $resource := .node_resource | default "" -}}
+{{- $made := "" -}}
+{{- range $group, $one := $values.groups -}}
+{{- $made = printf "%s %s" $made (($one.rayStartParams | default dict).resources | default (quote $group)) -}}
+{{- end -}}
+{{- if and $resource (not (contains (quote $resource) ($made | replace "\\" ""))) -}}
+{{- fail (printf "%s of %s has node_resource %s, but no group's pods have that: name a group, whose pods have its name as a resource" .name $section $resource) -}}
+{{- end -}}
 {{- if gt (.num_gpus | default 0.0 | float64) $gpus -}}
 {{- fail (printf "%s of %s needs num_gpus: %v, but no group has pods with so many: set groups.NAME.gpus" .name $section .num_gpus) -}}
 {{- end -}}

@@ -325,6 +325,9 @@ def _lacking(cell: Cell, worker: WorkerConfig) -> str:
         if number > (free if _NOT_SCHEDULED in message else total):
             noun = name if number == 1 else f"{name}s"
             lacking.append(f"needs {number:g} {noun}, {free:g} of {total:g} are free")
+    node = worker.node_resource
+    if node is not None and not resources.get(node, (0.0, 0.0))[1]:
+        lacking.append(f"needs a node with the resource {node}, which none has")
     return f"a replica of {worker.name} {' and '.join(lacking)}" if lacking else ""
 
 

@@ -78,7 +78,11 @@ class RayService:
             # should ray.init be interrupted, what it has started must go
             self._owned = "ray"
         try:
-            self._owned = "ray" if start_ray(self.config.ray) else "applications"
+            # one machine is every kind of node
+            named = [one.node_resource for one in self.config.workers]
+            named.append(self.config.dispatch.front_resource)
+            is_ours = start_ray(self.config.ray, filter(None, named))
+            self._owned = "ray" if is_ours else "applications"
             serve.status()
         except RayServeException:
             if self._owned != "ray":

@@ -65,9 +65,9 @@ class RunningCell:
         return int(sum(count for state, count in counts.items() if state != "STOPPING"))
 
     def resources(self) -> dict[str, tuple[float, float]]:
-        """Return what is free and what there is of the cluster's CPUs and GPUs."""
+        """Return what is free and what there is of each of the cluster's resources."""
         free, total = ray.available_resources(), ray.cluster_resources()
-        return {name: (free.get(name, 0.0), total.get(name, 0.0)) for name in ("CPU", "GPU")}
+        return {name: (free.get(name, 0.0), number) for name, number in total.items()}
 
     def message_of(self, application: str) -> str:
         """Return what Serve says of an application and of its deployments."""

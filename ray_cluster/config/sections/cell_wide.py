@@ -9,7 +9,15 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_cluster.config.section import FRONT, LIVE, REDEPLOY, Section, absolute, changed
+from ray_cluster.config.section import (
+    FRONT,
+    LIVE,
+    REDEPLOY,
+    RESOURCE_NAME,
+    Section,
+    absolute,
+    changed,
+)
 from ray_cluster.errors import ConfigError
 
 # the keys of `storage` that name a folder or an object store's URL
@@ -150,7 +158,7 @@ class DispatchConfig(Section):
     )
     front_resource: str | None = Field(
         None,
-        pattern=r"^[A-Za-z][A-Za-z0-9_-]{0,62}$",
+        pattern=RESOURCE_NAME,
         description="custom resource of the Ray nodes that dispatcher, gateways and controller run "
         "on (`ray start --resources '{\"front\": 1}'`), such as nodes that no scaling takes away; "
         "null: on any",

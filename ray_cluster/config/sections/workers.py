@@ -7,7 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ray_cluster.config.section import CALLS, COUNT, LIVE, Section
+from ray_cluster.config.section import CALLS, COUNT, LIVE, RESOURCE_NAME, Section
 
 APPLICATION_NAME = r"^[a-z0-9][a-z0-9._-]{0,127}$"
 # applications of the service itself
@@ -55,6 +55,12 @@ class WorkerConfig(Section):
         ge=0,
         description="CPUs that Ray reserves for a replica, which is not confined to them; what a "
         "busy one takes, where a controller plans replicas on CPUs",
+    )
+    node_resource: str | None = Field(
+        None,
+        pattern=RESOURCE_NAME,
+        description="custom resource of the Ray nodes that replicas run on, such as those of one "
+        "kind of GPU (`ray start --resources '{\"h100\": 1}'`); null: on any",
     )
     replicas: int = Field(1, ge=1, description="replicas at the start", json_schema_extra=COUNT)
     surge: bool = Field(
