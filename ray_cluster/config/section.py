@@ -17,10 +17,10 @@ from pydantic_core import PydanticKnownError
 Applied = Literal["live", "redeploy", "count"]
 """How a change of a key reaches a running service."""
 
-# marks of keys, as `json_schema_extra`; others have the mark of their section
 # of a custom resource of Ray
 RESOURCE_NAME = r"^[A-Za-z][A-Za-z0-9_-]{0,62}$"
 
+# marks of keys, as `json_schema_extra`; others have the mark of their section
 LIVE: dict[str, Any] = {"applied": "live"}
 REDEPLOY: dict[str, Any] = {"applied": "redeploy"}
 COUNT: dict[str, Any] = {"applied": "count"}
