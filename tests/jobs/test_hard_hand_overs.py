@@ -228,6 +228,26 @@ async def test_an_upgrade_that_was_interrupted_goes_on(store_url: str, tmp_path:
             assert not again.starting.done()
 
 
+@pytest.mark.parametrize("ahead_s", [600.0, -600.0])
+async def test_clocks_that_differ_by_minutes_end_no_job_before_its_begin(
+    store_url: str, tmp_path: Path, ahead_s: float
+) -> None:
+    async with cell_of(store_url, tmp_path, "earlier") as old:
+        await replicas_of(old)
+        await old.create_job(job("j"))
+        later = Later(store_url, tmp_path)
+        later.cell.jobs_service._wall_clock = lambda: time.time() + ahead_s
+        async with later:
+            mine = (await replicas_of(later.cell))[0]
+            await asyncio.wait_for(later.starting, 10)
+            await until(lambda: later.cell.core.num_waiting)
+            await mine.finish((await mine.poll())["j-0"])
+            view = await later.cell.job("alice", "j", 5.0)
+    assert view is not None
+    assert view.job.state == "completed"
+    assert (view.job.finished_s or 0.0) >= view.job.created_s
+
+
 @pytest.mark.parametrize("document", ["null", "[" * 100_000], ids=["null", "deep"])
 async def test_what_is_saved_and_cannot_be_read_stops_no_start(
     store_url: str, tmp_path: Path, document: str
