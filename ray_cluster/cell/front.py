@@ -152,7 +152,6 @@ class Front:
         )
         self.jobs.ownership.cell = identity.cell
         self.jobs.ownership.service = arguments.dispatch.service or ""
-        self.jobs.ownership.on_wanted = self._hand_over
         self._starting: asyncio.Task[None] | None = None
         self._leaving: asyncio.Task[None] | None = None
         self._is_started = False
@@ -205,16 +204,23 @@ class Front:
             return
         # what workers are told before they load; calls are not answered
         self.dispatch.apply(self.settings.book.settings)
+        self.core.stands_by = True
         # in a context of its own: Serve cancels what a cancelled request has called
-        self._starting = asyncio.create_task(self.start(), context=Context())
+        self._starting = asyncio.create_task(self._start_later(), context=Context())
+
+    async def _start_later(self) -> None:
+        await self.jobs.ownership.take_over(self._is_ready)
+        await self.start()
+        self.core.stands_by = False
 
     def _is_ready(self) -> bool:
         registered = {one.registration.pool for one in self.core.replicas}
         return registered >= {one.name for one in self.settings.book.settings.workers}
 
     def _hand_over(self) -> None:
-        """Begin to leave the jobs to a later cell of this service."""
-        self._leaving = asyncio.create_task(self.jobs.hand_over(), context=Context())
+        """Begin, once, to leave the jobs to a later cell of this service."""
+        if self._leaving is None:
+            self._leaving = asyncio.create_task(self.jobs.hand_over(), context=Context())
 
     async def start(self) -> None:
         """Take the job store over, put the settings in force, and begin to restore open jobs.
@@ -224,7 +230,7 @@ class Front:
                 :meth:`Ownership.take <ray_cluster.jobs.store.ownership.Ownership.take>`.
         """
         # before anything is read or written
-        await self.jobs.ownership.take(self._is_ready)
+        await self.jobs.ownership.take()
         self._is_started = True
         for replica in self.core.replicas:
             self._save_worker(replica.registration)
@@ -232,6 +238,8 @@ class Front:
         # not before the open jobs are known
         self.jobs.on_restored = self._note_restored
         await self.jobs.start()
+        # not before: all of it is handed over
+        self.jobs.ownership.on_wanted = self._hand_over
 
     async def stop(self) -> None:
         """Let the next front have the job store at once, and end all held polls."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ray_cluster.dispatch.reports.metrics import cell_snapshot
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.settings_in_force import SettingsBook
+from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.service import JobService
 from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot, merge
 from ray_cluster.process.turns import Shared
@@ -73,8 +74,10 @@ class CellService:
         """Return the models that are known from before and of which no replica has come yet.
 
         Raises:
-            JobStoreUnavailable: another cell has taken over.
+            JobStoreUnavailable: another cell has taken over, or another dispatcher the job store.
         """
+        if self._jobs.ownership.is_lost:
+            raise JobStoreUnavailable("another dispatcher has taken the job store: call again")
         # not before: somebody must be ready meanwhile
         if self._jobs.ownership.is_succeeded:
             self._jobs.check_not_handed_over()

@@ -104,7 +104,7 @@ class TextCodec(Generic[T]):
         try:
             value = applied(self._twin.unpack, msgspec.convert(plain, self._twin.kind))
             _refuse_unknown(plain, msgspec.to_builtins(applied(self._twin.pack, value)))
-        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+        except (msgspec.MsgspecError, RecursionError, TypeError, ValueError) as error:
             raise _no_value(self._kind, error) from error
         return cast(T, value)
 
@@ -113,7 +113,7 @@ def plain_of(text: str | bytes) -> Any:
     """Return the plain lists, mappings, numbers and texts of JSON; CodecError if it is none."""
     try:
         return json.loads(text)
-    except ValueError as error:
+    except (RecursionError, TypeError, ValueError) as error:
         raise CodecError(f"not JSON: {error}") from error
 
 

@@ -54,6 +54,7 @@ class DispatchCore:
         queue: the cell as admission sees it.
         hold_s: seconds for which a poll may be held open.
         grace_s: seconds within which a live replica polls and names what it was leased.
+        stands_by: whether another cell's dispatcher knows what replicas may have from before.
 
     Args:
         epoch: names this dispatcher's life; later lives have larger epochs.
@@ -78,6 +79,7 @@ class DispatchCore:
         self._expected: set[str] = set()
         # that go on in another cell
         self._departed: set[str] = set()
+        self.stands_by = False
         self.replicas = Replicas()
         self.loras = Loras(self.replicas.base_model)
         self.controls = ControlNets(self.replicas)
@@ -263,7 +265,8 @@ class DispatchCore:
             return _NOTHING_TO_SAY
         self._ledger.note_passes(placed.passed)
         leases = [*exchanged, *(self._ledger.lease(one, replica, now_s) for one in placed.leased)]
-        moved = tuple(one for one in aborts if one in self._ledger or one in self._departed)
+        goes_on = aborts if self.stands_by else self._departed
+        moved = tuple(one for one in aborts if one in self._ledger or one in goes_on)
         ids, wait = (aborts, moved, preempted), placed.others_wait
         return PollReply(True, tuple(leases), *ids, peers=peers, loras=loras, others_wait=wait)
 

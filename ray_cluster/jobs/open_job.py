@@ -97,7 +97,8 @@ class OpenJob:
         A cancelled job whose images were all done before the cancel reached them is completed.
         """
         images = tuple(self._images.get(one.request_id) for one in self.job.requests)
-        job = replace(self.job, finished_s=now_s)
+        # another host's clock may have been ahead
+        job = replace(self.job, finished_s=max(now_s, self.job.created_s))
         if all(image is not None for image in images):
             return replace(job, state="completed", images=images)
         if self.is_cancelled:

@@ -297,6 +297,8 @@ class JobService:
             shown = await self._views.page(page, query.limit)
             views = [await self._as_ended(caller, view) for view in shown.views]
             return replace(shown, views=tuple(views))
+        # only the one that makes them knows which
+        self.check_not_handed_over()
         last = None if query.after is None else await self._find(caller, query.after)
         if query.after is not None and (last is None or last.client != query.client):
             return JobPage((), has_more=False)
@@ -368,6 +370,9 @@ class JobService:
         return partial(self._on_outcome, open_job)
 
     def _on_outcome(self, open_job: OpenJob, outcome: Outcome | Deferred) -> None:
+        if open_job.is_void:
+            # it may go on elsewhere
+            return
         if isinstance(outcome, Deferred):
             open_job.note(outcome)
             self._tasks.spawn(self._write_deferred(open_job))

@@ -21,6 +21,10 @@ from tests.jobs.jobs_cell import MODELS, JobsCell, Replica, job, until
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    be_quick(monkeypatch)
+
+
+def be_quick(monkeypatch: pytest.MonkeyPatch) -> None:
     times = {"_BEAT_EVERY_S": 0.1, "_LOOK_EVERY_S": 0.05, "_SILENT_S": 1.0}
     for name, seconds in (times | {"_SUCCESSOR_SILENT_S": 1.5}).items():
         monkeypatch.setattr(ownership, name, seconds)
@@ -49,6 +53,11 @@ class Later:
         await self.cell.front.begin()
         self.starting = asyncio.create_task(self.cell.restored.wait())
         return self
+
+    async def serve(self) -> None:
+        """Have all workers register, and wait until it has taken over."""
+        await replicas_of(self.cell)
+        await asyncio.wait_for(self.starting, 10)
 
     async def __aexit__(self, *_: object) -> None:
         self.starting.cancel()
@@ -129,8 +138,7 @@ async def test_the_earlier_cell_does_not_want_it_back_but_comes_back_once_it_is_
 ) -> None:
     async with cell_of(store_url, tmp_path, "earlier") as old:
         async with Later(store_url, tmp_path) as later:
-            await replicas_of(later.cell)
-            await asyncio.wait_for(later.starting, 10)
+            await later.serve()
             # one of the earlier cell that starts anew stands by, whatever registers with it
             async with Later(store_url, tmp_path, "earlier") as again:
                 await replicas_of(again.cell)

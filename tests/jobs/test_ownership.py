@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.store import ownership
 from ray_cluster.jobs.store.holder import Holder
 from ray_cluster.jobs.store.ownership import JobStoreInUse
@@ -74,6 +75,9 @@ async def test_a_later_dispatcher_of_the_cell_takes_over_and_the_earlier_one_wri
             await asyncio.sleep(0.2)
             assert new.results.num_bytes(f"{lease.request.request_id}.png")
             assert "another dispatcher has taken" in " ".join(await old.warnings())
+            # no call is sent to its gateways
+            with pytest.raises(JobStoreUnavailable, match="another dispatcher"):
+                await old.starting()
             # what it would accept is not accepted
             with pytest.raises(Exception, match="job store"):
                 await old.create_job(job("job-3"))

@@ -24,6 +24,8 @@ import pytest
 import yaml
 
 from ray_cluster.jobs.store.sql_store import SqlJobStore
+from ray_cluster.protocol.jobs import FINAL_STATES
+from tests.e2e.jobs import Metrics
 from tests.e2e.service import free_ports
 from tests.jobs.conftest import PostgresServer
 
@@ -34,6 +36,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 BODY = {"prompt": "a red circle", "num_inference_steps": 4, "size": "64x64"}
 # as the official client: two more attempts, after what Retry-After says or half a second
 NUM_RETRIES = 2
+NUM_STEPS = 300
 
 
 def wait_for(condition: Callable[[], Any], what: str, patience_s: float = 120.0) -> None:
@@ -46,16 +49,15 @@ def wait_for(condition: Callable[[], Any], what: str, patience_s: float = 120.0)
 class Cells:
     """The processes of a service, and the Service of Kubernetes in front of them."""
 
-    def __init__(self, folder: Path, store_url: str) -> None:
+    def __init__(self, folder: Path, store_url: str, **pool: Any) -> None:
         self._folder = folder
         self._numbers = count()
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
         self._path = folder / "config.yaml"
         places = {name: str(folder / name) for name in ("results", "states", "inputs")}
+        present = {"name": "shapes-sd", "model": "shapes-sd-light", "max_px": 128, "min_px": 32}
         config = {
-            "pools": [
-                {"name": "shapes-sd", "model": "shapes-sd-light", "max_px": 128, "min_px": 32}
-            ],
+            "pools": [present | pool],
             "loras": {"num_stores": 0},
             "dispatch": {"service": "prod/images"},
             "http": {"open": True},
@@ -216,21 +218,74 @@ def upgrade(folder: Path, store_url: str, times: int, hold_s: float) -> None:
         store.close()
 
 
+def test_an_image_that_is_half_made_goes_on_from_its_state(tmp_path: Path) -> None:
+    store_url = f"sqlite:///{tmp_path}/jobs.db"
+    cells = Cells(tmp_path, store_url, model="shapes-sd", max_num_inference_steps=NUM_STEPS)
+    body = {**BODY, "num_inference_steps": NUM_STEPS, "size": "128x128", "seed": 7}
+    try:
+        earlier = cells.start()
+        wait_for(lambda: cells.is_up(earlier), "the first cell")
+        later, jobs = cells.start(), [posted(earlier, body)]
+
+        def is_taken_over() -> bool:
+            # one is always half made
+            if is_up := cells.is_up(later):
+                return is_up
+            if job_of(earlier, jobs[-1])["state"] == "completed":
+                jobs.append(posted(earlier, body))
+            return False
+
+        wait_for(is_taken_over, "the later cell")
+        found = ended(later, jobs[-1])
+        before, after = metrics_of(earlier), metrics_of(later)
+        whole = ended(later, posted(later, body))
+        assert image_of(later, found) == image_of(later, whole)
+    finally:
+        cells.kill_all()
+    resumed, made = (after.total(f"{one}_steps_total") for one in ("resumed", "image"))
+    made_before = before.total("image_steps_total") - (len(jobs) - 1) * NUM_STEPS
+    logger.warning("%d steps made, %d in the state, %d made later", made_before, resumed, made)
+    assert after.total("resumed_images_total") == 1
+    assert resumed + made == NUM_STEPS
+    # those since the last state are made again, and no others
+    assert 0 <= made_before - resumed <= max(before.values("steps_between_exports")) + 10
+
+
+def ended(url: str, job_id: str) -> dict[str, Any]:
+    """Return a job once it is completed."""
+    wait_for(lambda: job_of(url, job_id)["state"] in FINAL_STATES, job_id)
+    found = job_of(url, job_id)
+    assert found["state"] == "completed", found
+    return found
+
+
+def posted(url: str, body: dict[str, Any]) -> str:
+    reply = httpx.post(f"{url}/v1/jobs", json=body, timeout=30, trust_env=False)
+    assert reply.status_code == 202, reply.text
+    return str(reply.json()["id"])
+
+
+def job_of(url: str, job_id: str) -> dict[str, Any]:
+    reply = httpx.get(f"{url}/v1/jobs/{job_id}", timeout=30, trust_env=False)
+    found: dict[str, Any] = reply.json()
+    return found
+
+
+def image_of(url: str, found: dict[str, Any]) -> bytes:
+    path = httpx.URL(found["data"][0]["url"]).path
+    return httpx.get(f"{url}{path}", timeout=30, trust_env=False).content
+
+
+def metrics_of(url: str) -> Metrics:
+    return Metrics(httpx.get(f"{url}/metrics", timeout=30, trust_env=False).text)
+
+
 def all_jobs_are_complete(url: str, job_ids: list[str]) -> None:
     """Each job is completed with three images of its own, and each of these is there."""
     assert job_ids
     seen = set()
     for job_id in job_ids:
-
-        def job(job_id: str = job_id) -> dict[str, Any]:
-            found: dict[str, Any] = httpx.get(
-                f"{url}/v1/jobs/{job_id}", timeout=30, trust_env=False
-            ).json()
-            return found
-
-        wait_for(lambda: job()["state"] in {"completed", "failed", "cancelled"}, job_id)
-        found = job()
-        assert found["state"] == "completed", found
+        found = ended(url, job_id)
         urls = [one["url"] for one in found["data"]]
         assert len(urls) == 3
         seen.update(urls)

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from functools import partial
 
 from ray_cluster.jobs.store.holder import Holder
-from ray_cluster.jobs.store.sql_engine import JobStoreError
+from ray_cluster.jobs.store.sql_engine import JobStoreError, NothingWritten
 from ray_cluster.jobs.store.sql_owner import JobStoreTaken, Owner
 from ray_cluster.jobs.store.sql_store import SqlJobStore
 from ray_cluster.jobs.store.store_threads import StoreThreads
@@ -46,7 +46,7 @@ class Ownership:
         cell: what all dispatchers of the same cell have in common; one of its own unless set.
         service: what the cells of one service have in common, of which a later one takes over from
             an earlier one; empty for a cell that is alone.
-        on_wanted: called once, on the event loop, when a dispatcher of a later cell is ready.
+        on_wanted: called every second, on the event loop, once a later cell's dispatcher is ready.
         is_lost: whether another has taken the store: nothing is written any more.
         is_leaving: whether it is to be left to another, on purpose.
         is_handed_over: whether it was.
@@ -70,6 +70,18 @@ class Ownership:
         """Whether a living dispatcher of another cell of the service owns the store."""
         owner = await self._threads.call("read", self._store.owner)
         return owner is not None and not self._may_follow(owner) and self._is_of_service(owner)
+
+    async def take_over(self, is_ready: Callable[[], bool]) -> None:
+        """Own the store after a dispatcher of the service, however long that keeps it.
+
+        As :meth:`take`; that others are quicker, or that the store fails for a while, ends nothing.
+        """
+        while not self._is_owner:
+            try:
+                await self.take(is_ready)
+            except (JobStoreTaken, NothingWritten) as error:
+                logger.warning("the job store is not taken over yet: %s", error)
+                await asyncio.sleep(_BEAT_EVERY_S)
 
     async def take(self, is_ready: Callable[[], bool] = lambda: True) -> None:
         """Own the store, once that may be.
@@ -117,7 +129,6 @@ class Ownership:
 
     async def _keep(self) -> None:
         """Write now and then, until another has taken the store or is to have it."""
-        is_asked = False
         while not (self.is_lost or self.is_handed_over):
             await asyncio.sleep(_BEAT_EVERY_S)
             if self.is_handed_over:
@@ -132,14 +143,13 @@ class Ownership:
             except JobStoreError as error:
                 logger.warning("the job store is not kept: %s", error)
                 continue
-            if wanted_by and not is_asked:
-                is_asked = True
+            if wanted_by:
                 self.on_wanted()
 
     async def hand_over(self) -> None:
         """Let the dispatcher that asks have the store; nothing is written here any more."""
         self.is_handed_over = True
-        await self._threads.write_surely("that the jobs are handed over", self._store.hand_over)
+        await self._threads.write_surely("that the jobs are handed over", self._store.release)
         self._keeping.spawn(self._watch_successor())
 
     async def _watch_successor(self) -> None:
@@ -150,8 +160,6 @@ class Ownership:
             try:
                 owner = await self._threads.call("read", self._store.owner)
             except JobStoreError:
-                # nobody's silence is heard
-                silence = None
                 continue
             self.is_succeeded = owner is not None and not owner.is_released
             silence = silence or _Silence(owner)
@@ -172,6 +180,9 @@ class Ownership:
 class _Silence:
     """How long an owner has written nothing, by the looks of one who waits.
 
+    One who was held up for long, between two looks or in one, has not seen what was written
+    meanwhile: of that time no more than two beats count.
+
     Attributes:
         is_over: whether it has written since the first look.
     """
@@ -179,14 +190,17 @@ class _Silence:
     def __init__(self, owner: Owner | None) -> None:
         self._clock = asyncio.get_running_loop().time
         self._seen = self._beat_of(owner)
-        self._since_s = self._clock()
+        self._looked_s = self._clock()
+        self._silent_s = 0.0
         self.is_over = False
 
     def seconds(self, owner: Owner | None) -> float:
         """Return that, after one more look."""
+        before_s, self._looked_s = self._looked_s, self._clock()
+        self._silent_s += min(self._looked_s - before_s, 2 * _BEAT_EVERY_S)
         if (beat := self._beat_of(owner)) != self._seen:
-            self._seen, self._since_s, self.is_over = beat, self._clock(), True
-        return self._clock() - self._since_s
+            self._seen, self._silent_s, self.is_over = beat, 0.0, True
+        return self._silent_s
 
     @staticmethod
     def _beat_of(owner: Owner | None) -> tuple[int, int] | None:

@@ -15,7 +15,11 @@ from ray_cluster.codec.values import CodecError, TextCodec
 from ray_cluster.jobs.store.holder import Holder
 from ray_cluster.jobs.store.sql_engine import JobStoreError
 
-_OWNER = sa.table("owner", *map(sa.column, ("name", "epoch", "holder", "beat", "is_released")))
+_OWNER = sa.table(
+    "owner",
+    *map(sa.column, ("name", "epoch", "holder", "beat")),
+    sa.column("is_released", sa.Boolean),
+)
 _NAME = "dispatcher"
 _HOLDER: TextCodec[Holder] = TextCodec(Holder)
 _CONTROL = sa.table("control", *map(sa.column, ("name", "document")))
@@ -40,7 +44,7 @@ class HandOver:
         epoch: of the owner.
         service: whose dispatchers it hands the store over to; empty for nobody's.
         wanted_by: the cell of one that is ready to take it; empty for none.
-        superseded: cells that have handed it over: they do not want it back while it is owned.
+        superseded: cells from which it has come: they do not want it back while it is owned.
     """
 
     epoch: int
@@ -129,8 +133,10 @@ def offer(
     earlier = () if said is None else said.superseded
     if before is not None and before.holder is not None:
         earlier = (*earlier, before.holder.cell)
-    found = [one for one in dict.fromkeys(reversed(earlier)) if one != cell][:_MOST_SUPERSEDED]
-    HandOver(epoch, service, superseded=tuple(reversed(found))).write(connection)
+    if cell in earlier:
+        # it has come back as a later one was gone, which may have it again
+        earlier = earlier[: earlier.index(cell)]
+    HandOver(epoch, service, superseded=earlier[-_MOST_SUPERSEDED:]).write(connection)
 
 
 def ask(connection: sa.Connection, epoch: int, cell: str) -> None:
@@ -152,14 +158,15 @@ def fence(connection: sa.Connection, epoch: int) -> None:
     """Let the connection's transaction write as the owner of an epoch.
 
     Raises:
-        JobStoreTaken: it is the owner no more.
+        JobStoreTaken: it is the owner no more, or has let the next one have it.
     """
-    if not connection.execute(_of(epoch).values(beat=_OWNER.c.beat + 1)).rowcount:
+    is_kept = _of(epoch).where(_OWNER.c.is_released.is_(False))
+    if not connection.execute(is_kept.values(beat=_OWNER.c.beat + 1)).rowcount:
         raise JobStoreTaken("another dispatcher owns the job store by now: this one must end")
 
 
 def release(connection: sa.Connection, epoch: int) -> None:
-    """Own a store no more, so that the next one need not wait."""
+    """Own a store no more, so that the next one need not wait; nothing is written after this."""
     connection.execute(_of(epoch).values(is_released=True))
 
 

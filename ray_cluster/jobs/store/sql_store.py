@@ -49,8 +49,6 @@ _JOBS = sa.table("jobs", *map(sa.column, JOB_COLUMNS))
 _DAMAGED = sa.table("damaged_jobs", *map(sa.column, ("job_id", "found_s", "reason", "row")))
 _BY_AGE = (_JOBS.c.created_s, _JOBS.c.job_id)
 _FETCHED_AT_ONCE = 50
-# of no owner
-_HANDED_OVER = 0
 
 
 class _OfThread(threading.local):
@@ -134,15 +132,10 @@ class SqlJobStore(SmallTables):
             return "" if self._epoch is None else sql_owner.wanted_by(connection, self._epoch)
 
     def release(self) -> None:
-        """Own the store no more."""
+        """Own the store no more; from now on every write raises as if another had taken it."""
         if self._epoch is not None:
             with self._transaction(writes=True) as connection:
                 sql_owner.release(connection, self._epoch)
-
-    def hand_over(self) -> None:
-        """Own the store no more; from now on every write raises as if another had taken it."""
-        self.release()
-        self._epoch = _HANDED_OVER
 
     def insert(self, job: Job) -> None:
         """Write a new job; when this returns, it survives a power failure.
