@@ -1,8 +1,8 @@
 """What all sections of the configuration are: frozen mappings whose keys say how a change applies.
 
 A key is ``live`` (a running service takes another value), ``redeploy`` (processes are started with
-it), or a ``count`` of processes (some are started or stopped, none is replaced). Each process gets
-the part of the document that follows from these marks: :func:`part`.
+it), or a ``count`` of processes, and how it is kept (some are started or stopped, none is
+replaced). Each process gets the part of the document that follows from these marks: :func:`part`.
 """
 
 from __future__ import annotations

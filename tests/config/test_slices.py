@@ -27,6 +27,7 @@ from ray_cluster.config.slices import (
 from ray_cluster.errors import ConfigError
 from ray_cluster.protocol.settings import in_force, worker_settings
 
+COUNTS = {"replicas", "surge", "num_gateways", "num_stores"}
 CONTENT: dict[str, Any] = {
     "http": {"api_keys": ["key-of-a-client"]},
     "storage": {"jobs": "postgresql://me:of-the-jobs@db/jobs"},
@@ -68,7 +69,7 @@ def test_a_worker_is_started_with_its_own_part_and_no_settings(name: str) -> Non
     section = content.get(KINDS[arguments.kind].section)
     assert section is not None
     for one in section if isinstance(section, list) else [section]:
-        assert not {"max_batch", "replicas", "defaults", "registered", "num_stores"} & set(one)
+        assert not {"max_batch", "defaults", "registered", *COUNTS} & set(one)
     # as Serve's config file gives them
     assert type(arguments).model_validate(json.loads(json.dumps(content))) == arguments
 
@@ -122,9 +123,9 @@ def sections(kind: type[Section]) -> list[type[Section]]:
     return [one for one in inner if one is not None]
 
 
-def test_every_key_is_of_one_kind_and_numbers_of_processes_are_counts() -> None:
+def test_every_key_is_of_one_kind_and_what_numbers_processes_is_a_count() -> None:
     for section in sections(Document):
         for key in section.model_fields:
             mark = applied(section, key)
             assert mark in {"live", "redeploy", "count"}
-            assert (mark == "count") == (key in {"replicas", "num_gateways", "num_stores"})
+            assert (mark == "count") == (key in COUNTS)

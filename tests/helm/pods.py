@@ -237,7 +237,8 @@ class RayService:
         )
         self.pods = {"head": self.head}
         time.sleep(3)
-        environment = {**environment, **_RECONNECTING}
+        if "RAY_REDIS_ADDRESS" in environment:
+            environment = {**environment, **_RECONNECTING}
         for group in cluster["workerGroupSpecs"]:
             name, given = group["groupName"], group["rayStartParams"]
             [container] = group["template"]["spec"]["containers"]
