@@ -181,6 +181,39 @@ class StepCost:
 
 
 @dataclass(frozen=True, slots=True)
+class DegreeCost:
+    """What a step of one image costs on so many ranks of a group.
+
+    Attributes:
+        cost: with all model rows on all of them.
+        apart: with one of a guided image's two model rows on either half; None where that is not
+            possible.
+    """
+
+    degree: int
+    cost: StepCost
+    apart: StepCost | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupCost:
+    """What a replica is that steps images beside each other, each on ranks of its own.
+
+    Attributes:
+        costs: by rising degree, at least one.
+        token_px: pixels along a side of a token: an image has no more ranks than tokens.
+        switch_s: seconds that an image loses where its ranks change.
+        guard: see :class:`ray_cluster.policies.sequence_parallel.rounds.RoundOptions`.
+    """
+
+    num_ranks: int
+    costs: tuple[DegreeCost, ...]
+    token_px: int
+    switch_s: float = 0.0
+    guard: Literal["large", "most"] = "large"
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaView:
     """What a policy may know of one live replica.
 

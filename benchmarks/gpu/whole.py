@@ -220,6 +220,7 @@ def measure_decoding(settings: Settings, model: LoadedModel, section: Section) -
     from ray_cluster.engine.stages.autoencoder import ImageDecoder
 
     section.found["what"] = "an image decoded, latents to bytes on the host"
+    assert isinstance(model.decoder, ImageDecoder), "it is of this process"
     vae = copy.deepcopy(model.decoder._vae)
     for part in vae.modules():
         if isinstance(part, torch.nn.Conv2d):

@@ -36,4 +36,6 @@ def plan_widest(view: GroupView, doubt: float = 0.1) -> RoundDecision:
     for number, level in granted.items():
         degrees[order[number].row] = order[number].menu.degrees[level]
     ids = tuple(view.requests[work.row].request_id for work in sacrificed)
-    return RoundDecision(tuple(degrees), sorted_out.dropped, ids)
+    return RoundDecision(
+        tuple(degrees), tuple(view.requests[work.row].request_id for work in sorted_out.late), ids
+    )

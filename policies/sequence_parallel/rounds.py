@@ -39,10 +39,13 @@ class RoundOptions:
         doubt: a request is dropped once it would be late even if steps were faster than expected by
             this share; before that it counts as sacrificed. Where deadlines leave 2 %, times that
             are wrong by 3 % would drop whole classes.
+        drops: whether such requests are given up; else they get what nobody else can use, after
+            those that were sacrificed.
     """
 
     guard: Literal["most", "large"] = "most"
     doubt: float = 0.1
+    drops: bool = True
 
 
 def plan_round(view: GroupView, options: RoundOptions = RoundOptions()) -> RoundDecision:
@@ -60,11 +63,12 @@ def plan_round(view: GroupView, options: RoundOptions = RoundOptions()) -> Round
             degrees[work.row] = work.menu.degrees[level]
     rows = {work.row for work in kept.works}
     lost = [work for work in sorted_out.hopeful if work.row not in rows]
-    sacrificed = (*lost, *sorted_out.doubtful)
+    late = () if options.drops else sorted_out.late
+    sacrificed = (*lost, *sorted_out.doubtful, *late)
     _use_rest(sacrificed, degrees, view.num_gpus)
     return RoundDecision(
         tuple(degrees),
-        sorted_out.dropped,
+        tuple(view.requests[work.row].request_id for work in sorted_out.late if options.drops),
         tuple(view.requests[work.row].request_id for work in sacrificed),
     )
 
@@ -76,27 +80,23 @@ class SortedOut:
     Attributes:
         hopeful: could be on time alone.
         doubtful: only if steps were faster than expected.
-        dropped: ids of the others.
+        late: the others.
     """
 
     hopeful: tuple[Work, ...]
     doubtful: tuple[Work, ...]
-    dropped: tuple[int, ...]
+    late: tuple[Work, ...]
 
 
 def sort_out(view: GroupView, doubt: float) -> SortedOut:
     """Return what is left of a group's requests, by their prospects."""
-    hopeful, doubtful, dropped = [], [], []
+    found: tuple[list[Work], list[Work], list[Work]] = ([], [], [])
     for row, request in enumerate(view.requests):
-        if not is_hopeless(request, view.now_s):
-            hopeful.append(work_of(row, request, view))
-        elif not is_hopeless(request, view.now_s, doubt=doubt):
-            doubtful.append(work_of(row, request, view))
-        else:
-            dropped.append(request.request_id)
-    hopeful.sort(key=lambda work: (work.due_s, work.row))
-    doubtful.sort(key=lambda work: (work.due_s, work.row))
-    return SortedOut(tuple(hopeful), tuple(doubtful), tuple(dropped))
+        is_late = is_hopeless(request, view.now_s)
+        is_certain = is_late and is_hopeless(request, view.now_s, doubt=doubt)
+        found[is_late + is_certain].append(work_of(row, request, view))
+    by_deadline = [sorted(works, key=lambda work: (work.due_s, work.row)) for works in found]
+    return SortedOut(*map(tuple, by_deadline))
 
 
 def work_of(row: int, request: GroupRequest, view: GroupView) -> Work:

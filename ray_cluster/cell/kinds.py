@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from ray_cluster.config.kinds import KINDS
+from ray_cluster.config.kinds import GROUP_BUILDER, KINDS
 from ray_cluster.config.slices import WorkerArguments
 from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.protocol.settings import WorkerSettings
@@ -23,6 +23,8 @@ def build_skill(arguments: WorkerArguments, settings: WorkerSettings | None, hos
     """
     # not above: torch and the model libraries take seconds, and not every kind needs them
     with uncollected():
-        builder = import_module(KINDS[arguments.kind].builder)
+        builder = import_module(
+            GROUP_BUILDER if arguments.is_group else KINDS[arguments.kind].builder
+        )
     skill: Skill = builder.build(arguments, settings, host)
     return skill

@@ -70,8 +70,13 @@ KINDS: Mapping[WorkerKind, Kind] = {
 }
 """All kinds; those of a list have the names that the configuration gives them."""
 
+GROUP_DEPLOYMENT, GROUP_BUILDER = "DiTGroup", f"{_REPLICA}.group.builder"
+"""What stands in the place of a pool's own where its replicas are groups of ranks."""
+
 LORAS = "loras"
 """The application of the stores of LoRAs."""
 
-WORKER_DEPLOYMENTS = frozenset(one.deployment for one in KINDS.values() if not one.is_light)
+WORKER_DEPLOYMENTS = frozenset(
+    [GROUP_DEPLOYMENT, *(one.deployment for one in KINDS.values() if not one.is_light)]
+)
 """Names of the Serve deployments whose replicas a plan counts."""

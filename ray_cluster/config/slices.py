@@ -64,6 +64,11 @@ class WorkerArguments(Document):
         """The worker's section; stores of LoRAs have none."""
         return _found(self, self.name)
 
+    @property
+    def is_group(self) -> bool:
+        """Whether its replicas are groups of ranks."""
+        return self.kind == "denoise" and self.pools[0].is_group
+
 
 def front_arguments(
     config: Document,

@@ -15,7 +15,7 @@ from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.errors import LAST_STAGES
 from ray_cluster.observability.metrics_snapshot import Snapshot
-from ray_cluster.policies.types import StepCost
+from ray_cluster.policies.types import GroupCost, StepCost
 from ray_cluster.protocol.calling.changes import Mark
 from ray_cluster.protocol.loras import LoraOrder, LoraOrders, LoraReports
 from ray_cluster.protocol.outcomes import Preview
@@ -151,6 +151,7 @@ class Registration:
         arguments: what it was started with; see :func:`ray_cluster.config.slices.registered`.
         prompt_tokenizers: those that :attr:`ModelProfile.prompt_digest` is of.
         words: of a model's replica.
+        group: of a replica whose model runs on several ranks.
     """
 
     replica_id: str
@@ -170,6 +171,7 @@ class Registration:
     arguments: str = ""
     prompt_tokenizers: tuple[PromptTokenizer, ...] = ()
     words: LoadedWords | None = None
+    group: GroupCost | None = None
 
     @property
     def model(self) -> str:
@@ -238,6 +240,7 @@ class Poll:
         lora_mark: how far a store knows what it is to have; None from other workers.
         merged: the set of LoRAs that its model is merged with, so that it is to be leased no other
             requests; empty where none is.
+        group: what steps cost at present on its ranks; None from a replica without.
     """
 
     replica_id: str
@@ -253,6 +256,7 @@ class Poll:
     loras: LoraReports | None = None
     lora_mark: Mark | None = None
     merged: str = ""
+    group: GroupCost | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Registration
+from ray_cluster.replica.group.processes import StartRank, start_child
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -28,6 +29,7 @@ class Host:
         clock: monotonic seconds.
         is_brief: whether it is there for a call of the user who runs it: no step is measured first,
             and LoRAs are read in threads, as they are as good as the model's own files.
+        start_rank: starts a rank of a group; as a child of this process unless given.
         making: held while a model is made, which changes torch for the whole process meanwhile.
     """
 
@@ -37,6 +39,7 @@ class Host:
     coder: ImageCoder
     clock: Callable[[], float] = time.monotonic
     is_brief: bool = False
+    start_rank: StartRank = start_child
     making: threading.Lock = field(default_factory=threading.Lock)
 
     def registration(

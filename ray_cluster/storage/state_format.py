@@ -29,6 +29,7 @@ class StateHeader:
         full_step: index of the last step that was computed whole, of a request on a reuse schedule.
         num_reused: steps in which it has taken anything from an earlier one.
         lacks_loras: whether its LoRAs are still to come, after its request's first steps.
+        steps_by_degree: degrees of a group's sets with the steps that were done on them.
     """
 
     request: ImageRequest
@@ -41,6 +42,7 @@ class StateHeader:
     full_step: int | None = None
     num_reused: int = 0
     lacks_loras: bool = False
+    steps_by_degree: tuple[tuple[int, int], ...] = ()
 
 
 _HEADER: TextCodec[StateHeader] = TextCodec(StateHeader)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ray_cluster.protocol.controlnets import FrameSpec
-from ray_cluster.replica.controlnet.frames import framed, tensors_of
+from ray_cluster.replica.frames import framed, tensors_of
 
 FORMATS = ("float32", "float16", "bfloat16", "float64", "uint8", "int32", "int64")
 

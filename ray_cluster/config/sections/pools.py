@@ -170,6 +170,27 @@ class PoolConfig(Hardware, WorkerConfig):
         "where it has none (compute capability below 8.0). A CPU without instructions for half "
         "precision computes it in float32 (`doctor` says so)",
     )
+    ranks: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="processes that a replica's model runs on, each with all of its weights and a "
+        "device of its own; above 1 a replica is a group, whose images each take a step on as many "
+        "ranks as it pays for (diffusion transformers alone). `device`, `num_gpus`, `num_cpus`, "
+        "`num_threads` and `memory_gib` are then a rank's",
+    )
+    degrees: tuple[int, ...] | None = Field(
+        None,
+        min_length=1,
+        description="numbers of a group's ranks that a step may run on, powers of two; null for "
+        "all. Those that do not divide the model's heads are left out",
+    )
+    guard: Literal["large", "most"] = Field(
+        "large",
+        description="which images of a group are put behind the others where not all can be in "
+        "time: `large` keeps as many as can be, and of those as large ones as can be; `most` gives "
+        "up the largest first",
+    )
     batches: Literal["mixed", "one-size"] = Field(
         "mixed",
         description="whether images of several sizes share a denoising step; `one-size` is for "
@@ -247,6 +268,18 @@ class PoolConfig(Hardware, WorkerConfig):
         return self.max_in_flight
 
     @property
+    def is_group(self) -> bool:
+        """Whether a replica's model runs on several ranks."""
+        return self.ranks > 1
+
+    @property
+    def set_degrees(self) -> tuple[int, ...]:
+        """Numbers of ranks that a step may run on, rising."""
+        if self.degrees is not None:
+            return tuple(sorted(self.degrees))
+        return tuple(2**power for power in range(self.ranks.bit_length()))
+
+    @property
     def model_name(self) -> str:
         """Name of the model at the API."""
         return self.served_as or self.name
@@ -263,6 +296,21 @@ class PoolConfig(Hardware, WorkerConfig):
             capability: the GPU's.
         """
         return self.dtype or default_format(self.device, capability)
+
+    @model_validator(mode="after")
+    def _check_group(self) -> Self:
+        for degree in self.degrees or ():
+            if degree < 1 or degree & (degree - 1) or degree > self.ranks:
+                raise ValueError(
+                    f"degrees has {degree}; allowed are powers of two of at most ranks, "
+                    f"{self.ranks}"
+                )
+        if self.is_group and self.device == "cuda" and self.num_gpus != 1:
+            raise ValueError(
+                f"num_gpus is {self.num_gpus:g}, but each rank of a group has a GPU of its own: "
+                "set num_gpus: 1"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_bounds(self) -> Self:

@@ -198,11 +198,8 @@ class DiTExecutor:
         tokens: TokenRows,
     ) -> list[Conditions]:
         """Return the conditions of every ring."""
-        lean, layout = self._lean, batch.layout
-        times = lean.times(batch, self._dtype)
-        if layout.num_guided:
-            times = times.index_select(0, layout.request_of_row(times.device))
-        embedding = F.silu(times + prompts.pooled)
+        lean = self._lean
+        embedding = self._embedding(batch, prompts)
         attend = start_attention(self._attention)
         found: list[Conditions] = []
         for depth in range(num_rings(lean) + 1):
@@ -229,6 +226,13 @@ class DiTExecutor:
             )
         return found
 
+    def _embedding(self, batch: StepBatch[PreparedPrompt], prompts: PreparedPrompt) -> Tensor:
+        """Return what blocks are modulated by: of every model row's timestep and pooled prompt."""
+        layout, times = batch.layout, self._lean.times(batch, self._dtype)
+        if layout.num_guided:
+            times = times.index_select(0, layout.request_of_row(times.device))
+        return F.silu(times + prompts.pooled)
+
     def cut(
         self,
         _encoded: EncodedHalf,
@@ -249,7 +253,7 @@ class DiTExecutor:
         walk = encoded.walk
         image = walk.run(encoded.streams)
         levels = encoded.batch.layout.levels
-        output = self._lean.pixels(image, levels, walk.conditions[0])
+        output = self._lean.pixels(self._lean.project(image, walk.conditions[0]), levels)
         return guide(output.float(), encoded.batch)
 
 

@@ -57,8 +57,11 @@ class LeanDiT(Protocol):
     def run(self, block: int, streams: Streams, conditions: Conditions) -> Streams:
         """Run one block."""
 
-    def pixels(self, image: Tensor, levels: tuple[Level, ...], conditions: Conditions) -> Tensor:
-        """Return the prediction ``[N * patch**2, C]`` of tokens ``[N, D]``."""
+    def project(self, image: Tensor, conditions: Conditions) -> Tensor:
+        """Return the prediction of tokens ``[N, D]``, a patch each: ``[N, patch**2 * C]``."""
+
+    def pixels(self, patches: Tensor, levels: tuple[Level, ...]) -> Tensor:
+        """Return patches of whole images as pixels, ``[N * patch**2, C]``."""
 
 
 class LeanSD3:
@@ -100,11 +103,14 @@ class LeanSD3:
         """Run one block; the last one leaves the prompts as they are."""
         return Parted(*self._blocks[block](*streams.parted(conditions.packing), conditions))
 
-    def pixels(self, image: Tensor, levels: tuple[Level, ...], conditions: Conditions) -> Tensor:
-        """Return the prediction."""
+    def project(self, image: Tensor, conditions: Conditions) -> Tensor:
+        """Return the prediction by patch."""
         normed = self._last_norm(image, conditions.packing.image, conditions)
-        output = self._last(normed, conditions.image.deltas)
-        return from_channels_last(output, levels[-1], self.patch)
+        return self._last(normed, conditions.image.deltas)
+
+    def pixels(self, patches: Tensor, levels: tuple[Level, ...]) -> Tensor:
+        """Return the prediction by pixel."""
+        return from_channels_last(patches, levels[-1], self.patch)
 
 
 class LeanFlux:
@@ -156,11 +162,14 @@ class LeanFlux:
         joint = streams.joined(conditions.packing)
         return Joined(_within_half(single_block(joint, conditions)))
 
-    def pixels(self, image: Tensor, levels: tuple[Level, ...], conditions: Conditions) -> Tensor:
-        """Return the prediction."""
+    def project(self, image: Tensor, conditions: Conditions) -> Tensor:
+        """Return the prediction by patch."""
         normed = self._last_norm(image, conditions.packing.image, conditions)
-        output = self._last(normed, conditions.image.deltas)
-        return from_channels_first(output, levels[-1], self.patch)
+        return self._last(normed, conditions.image.deltas)
+
+    def pixels(self, patches: Tensor, levels: tuple[Level, ...]) -> Tensor:
+        """Return the prediction by pixel."""
+        return from_channels_first(patches, levels[-1], self.patch)
 
 
 def _within_half(rows: Tensor) -> Tensor:

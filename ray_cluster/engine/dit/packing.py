@@ -138,6 +138,13 @@ def narrowed(whole: Packing, counts: Sequence[tuple[int, int]]) -> Packing:
     return _packing(images, [one for one, _ in own], [one for _, one in own], sizes, keys)
 
 
+def shard_of(whole: Packing, num_image: int, num_prompt: int) -> Packing:
+    """Return the packing of so many tokens of each image and prompt, wherever the others are."""
+    images = [span.images for span in whole.image]
+    sizes = list(whole.sizes)
+    return _packing(images, [num_image] * len(images), [num_prompt] * len(images), sizes)
+
+
 def _packing(
     images: list[slice],
     lengths: list[int],

@@ -46,9 +46,7 @@ def check_denoiser(config: Mapping[str, Any], pipeline: str) -> None:
         check_dit_config(config)
 
 
-def build_executor(
-    model: Any, *, vae_scale_factor: int, device: torch.device
-) -> Executor[Any, Any]:
+def build_executor(model: Any, vae_scale_factor: int, device: torch.device) -> Executor[Any, Any]:
     """Return the executor of a loaded model, which takes its weights over.
 
     Raises:

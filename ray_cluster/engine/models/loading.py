@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,12 @@ from ray_cluster.engine.models.offload import place_weights
 from ray_cluster.engine.models.whole_models import check_models, load_models
 from ray_cluster.engine.models.wide_layers import computing_dtype
 from ray_cluster.engine.schedules.samplers import SamplerTables
-from ray_cluster.engine.stages.autoencoder import ImageDecoder, ImageEncoder
+from ray_cluster.engine.stages.autoencoder import (
+    Decodes,
+    EncodesImages,
+    ImageDecoder,
+    ImageEncoder,
+)
 from ray_cluster.engine.stages.prompt_encoder import PipelineEncoder, PromptDeltas, PromptEncoder
 from ray_cluster.engine.step.executor import Executor
 from ray_cluster.engine.step.reuse_steps import check_reuse
@@ -67,6 +72,9 @@ FAMILY_BY_PIPELINE = {
     "StableDiffusion3Pipeline": "stable-diffusion-3",
     "FluxPipeline": "flux",
 }
+
+MakeExecutor = Callable[[Any, int, torch.device], Executor[Any, Any]]
+"""Makes the executor of a denoiser, given image pixels per latent pixel and its device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +116,9 @@ class LoadedModel:
     """
 
     encoder: PromptEncoder
-    images: ImageEncoder
+    images: EncodesImages
     executor: Executor[Any, Any]
-    decoder: ImageDecoder
+    decoder: Decodes
     tables: SamplerTables
     profile: ModelProfile
     sampling_words: str
@@ -152,21 +160,29 @@ def plan_model(pool: PoolConfig, model: InspectedModel, card: Card | None = None
     profile = model.profile
     default = (profile.default_width_px, profile.default_height_px)
     sizes = sorted({default, (profile.max_px, profile.max_px)})
-    plan = plan_model_memory(model.folder, pool, sizes, _dtype(pool, card), card)
+    plan = plan_model_memory(model.folder, pool, sizes, number_type(pool, card), card)
     if plan.verdict == "refused":
         raise MemoryRefused(f"pool {pool.name}: {plan.explanation}")
     logger.info("pool %s: memory %s", pool.name, plan.explanation)
     return plan
 
 
-def _dtype(pool: PoolConfig, card: Card | None) -> torch.dtype:
+def number_type(pool: PoolConfig, card: Card | None) -> torch.dtype:
+    """Return the number format of a pool's weights.
+
+    Args:
+        card: the GPU, if it runs on one that is known.
+    """
     name = pool.number_format(None if card is None else card.capability)
     assert name is not None, "a pool on a GPU that is not known names its number format"
     return DTYPE_BY_NAME[name]
 
 
-def load_model(pool: PoolConfig) -> LoadedModel:
+def load_model(pool: PoolConfig, make: MakeExecutor | None = None) -> LoadedModel:
     """Plan the memory, hold this process to it, then load the model of a pool.
+
+    Args:
+        make: the executor; that of its family unless given.
 
     Raises:
         ConfigError, ModelUnsupported: see :func:`inspect_model`.
@@ -175,7 +191,7 @@ def load_model(pool: PoolConfig) -> LoadedModel:
     model = inspect_model(pool)
     device = worker_device(pool)
     card = this_card() if device.type == "cuda" else None
-    plan, dtype = plan_model(pool, model, card), _dtype(pool, card)
+    plan, dtype = plan_model(pool, model, card), number_type(pool, card)
     if card is not None:
         prepare_card(pool, card, dtype)
     logger.info("pool %s: sampling %s", pool.name, model.sampling_words)
@@ -184,11 +200,8 @@ def load_model(pool: PoolConfig) -> LoadedModel:
     logger.info("pool %s: %s%s on %s", pool.name, name, widened, device)
     pipeline = _load_pipeline(model.folder, dtype)
     place_weights(pipeline, device, plan.offloaded)
-    executor = build_executor(
-        getattr(pipeline, denoiser_name(model.folder)),
-        vae_scale_factor=pipeline.vae_scale_factor,
-        device=device,
-    )
+    denoiser = getattr(pipeline, denoiser_name(model.folder))
+    executor = (make or build_executor)(denoiser, pipeline.vae_scale_factor, device)
     turn = threading.Lock()
     # it has replaced weights by others in its own order: what they took may be others' now
     torch.cuda.empty_cache()

@@ -77,15 +77,20 @@ def check_models(folder: Path) -> None:
             _check_tokenizer(folder, component)
 
 
-def load_models(folder: Path, dtype: torch.dtype) -> dict[str, Any]:
+def load_models(
+    folder: Path, dtype: torch.dtype, only: Collection[str] | None = None
+) -> dict[str, Any]:
     """Return the loaded models of a folder by the names of their components.
+
+    Args:
+        only: names of those that are loaded; None for all.
 
     Raises:
         ConfigError, ModelUnsupported: see :func:`check_models`.
     """
     found = {}
     for component in components(folder):
-        if component.has_weights:
+        if component.has_weights and (only is None or component.name in only):
             files = weight_files(folder, component)
             found[component.name], unmatched = _load(folder, component, files, dtype)
             _refuse(folder, component, files, unmatched)

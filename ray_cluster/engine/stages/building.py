@@ -14,6 +14,7 @@ from ray_cluster.engine.controlnets.asks import ControlNetBackend
 from ray_cluster.engine.controlnets.residuals import NoResiduals
 from ray_cluster.engine.controlnets.source import ControlNetResiduals
 from ray_cluster.engine.device.cuda_graphs import GraphedExecutor
+from ray_cluster.engine.groups.group_engine import GroupEngine
 from ray_cluster.engine.models.loading import LoadedModel
 from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.engine.step.checkpoints import ExportInterval, StateSink
@@ -118,6 +119,31 @@ def build_runner(
     if controls is not None:
         controls.call_when_ready(runner.wake)
     return runner
+
+
+def build_group_runner(
+    model: LoadedModel,
+    pool: PoolConfig,
+    engine: GroupEngine,
+    *,
+    clock: Callable[[], float],
+    sink: StateSink | None = None,
+    interval: ExportInterval = steps_between_exports,
+) -> EngineRunner:
+    """Return likewise a runner for a group's model, whose stages ask its ranks.
+
+    Args:
+        engine: of the same ranks.
+    """
+    return EngineRunner(
+        model,
+        engine,
+        clock=clock,
+        num_threads=pool.num_threads,
+        max_batch=BatchLimit(pool.max_batch),
+        sink=sink,
+        interval=interval,
+    )
 
 
 def uses_graphs(pool: PoolConfig, model: LoadedModel) -> bool:

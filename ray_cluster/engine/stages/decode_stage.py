@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ray_cluster.engine.batch.batch_caps import BatchLimit
 from ray_cluster.engine.device.streams import StageStream
-from ray_cluster.engine.stages.autoencoder import ImageDecoder, Pixels
+from ray_cluster.engine.stages.autoencoder import Decodes, Pixels
 from ray_cluster.engine.stages.batch_stage import BatchStage
 from ray_cluster.engine.stages.events import Decoded, Previewed
 from ray_cluster.engine.stages.tickets import LiveTickets, Ticket
@@ -50,7 +50,7 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
     def __init__(
         self,
         live: LiveTickets,
-        decoder: ImageDecoder,
+        decoder: Decodes,
         *,
         on_event: Callable[[Decoded | Previewed], None],
         on_error: Callable[[Ticket, Exception], None],

@@ -161,8 +161,10 @@ class DenoiseStage:
         for failed in report.failed:
             if (ticket := self._live.of_state(failed.state)) is not None:
                 self._on_error(ticket, failed.error)
-        for call in self._after_step:
-            call(report)
+        if report.stepped or report.failed:
+            # a group's engine also looks without a step that has ended
+            for call in self._after_step:
+                call(report)
 
     def _join(self, ticket: Ticket, state: RequestState) -> None:
         """Add a row to the engine, with its LoRAs unless they start later."""

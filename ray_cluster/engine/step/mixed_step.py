@@ -85,19 +85,12 @@ def compute_step(
         ValueError: some rows have residuals, and some are on a schedule of reuse.
     """
     _check_residuals(rows, sources.residuals)
-    for row in rows:
-        if row.prepared is None:
-            row.prepared = executor.prepare(row.state.conditioning, row.deltas)
+    prepare_rows(rows, executor)
     turns = [turn_of(row.state, row.table.num_calls, sources.store) for row in rows]
     lacking = [pair for pair in zip(rows, turns, strict=True) if pair[1].is_lacking]
     if lacking:
         _restore(lacking, executor, choose)
-    composition, order = _arranged(rows)
-    starts = [
-        Start(rows[i], rows[i].state.latents, rows[i].state.step_index, turns[i].reuse)
-        for i in order
-    ]
-    call = Call(starts, layout_of(composition, executor.num_levels), executor)
+    call, order = call_of(rows, turns, executor)
     prediction, missing = _predict(call, choose, sources.residuals)
     found: dict[int, Advanced | RequestFailed | None] = {
         order[place]: error for place, error in missing.items()
@@ -105,9 +98,32 @@ def compute_step(
     left = [row for place, row in enumerate(order) if place not in missing]
     if left:
         update = SamplerInputs.of(call, missing)
-        advanced = _advance(update, executor.device, prediction, [turns[row] for row in left])
+        advanced = advance(update, executor.device, prediction, [turns[row] for row in left])
         found |= dict(zip(left, advanced, strict=True))
     return [found[index] for index in range(len(rows))]
+
+
+def prepare_rows(rows: Sequence[Held], executor: Executor[Any, Any]) -> None:
+    """Have the executor prepare the conditioning of rows that are new to it."""
+    for row in rows:
+        if row.prepared is None:
+            row.prepared = executor.prepare(row.state.conditioning, row.deltas)
+
+
+def call_of(
+    rows: Sequence[Held], turns: Sequence[Turn], executor: Executor[Any, Any]
+) -> tuple[Call, tuple[int, ...]]:
+    """Return the model call of the next step of rows, and the order in which its layout has them.
+
+    Args:
+        turns: how each row takes its step.
+    """
+    composition, order = _arranged(rows)
+    starts = [
+        Start(rows[i], rows[i].state.latents, rows[i].state.step_index, turns[i].reuse)
+        for i in order
+    ]
+    return Call(starts, layout_of(composition, executor.num_levels), executor), order
 
 
 def _check_residuals(rows: Sequence[Held], source: ResidualSource) -> None:
@@ -191,10 +207,14 @@ def _decoded(
     return [executor.decode_half(half, arrived.residuals)]
 
 
-def _advance(
+def advance(
     update: SamplerInputs, device: torch.device, prediction: Tensor, turns: Sequence[Turn]
 ) -> list[Advanced]:
-    """Return what the samplers make of rows' latents."""
+    """Return what the samplers make of rows' latents.
+
+    Args:
+        prediction: ``[M, C]``, after guidance; it may be changed.
+    """
     rows, layout = update.rows, update.layout
     owner = layout.request_of_token(device)
     advanced, denoised = sampler_update(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from safetensors import SafetensorError
@@ -98,6 +98,7 @@ class RequestState:
             goes on with it reads them anew.
         lacks_loras: whether its conditioning is that without its LoRAs, which come after its
             request's first steps.
+        steps_by_degree: steps that it has taken on a group, by the ranks of each.
     """
 
     request: ImageRequest
@@ -119,6 +120,7 @@ class RequestState:
     stored_steps: int = 0
     maps: tuple[Tensor, ...] = ()
     lacks_loras: bool = False
+    steps_by_degree: dict[int, int] = field(default_factory=dict)
 
     @property
     def unstored_steps(self) -> int:
@@ -202,6 +204,7 @@ class RequestState:
             latents=self.latents.clone(),
             denoised=self.denoised.clone(),
             generator=self.generator.clone_state(),
+            steps_by_degree=dict(self.steps_by_degree),
         )
 
     def to_bytes(self, model_digest: str = "") -> bytes:
@@ -231,6 +234,7 @@ class RequestState:
             full_step=None if self.full_step is None else self.full_step.step_index,
             num_reused=self.num_reused,
             lacks_loras=self.lacks_loras,
+            steps_by_degree=tuple(sorted(self.steps_by_degree.items())),
         )
         packed = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         return wrapped(save_tensors(packed, metadata={"state": header_text(header)}))
@@ -274,6 +278,7 @@ class RequestState:
             full_step=None if full_step is None else FullStep(full_step, tensors["full_step"]),
             num_reused=header.num_reused,
             lacks_loras=header.lacks_loras,
+            steps_by_degree=dict(header.steps_by_degree),
             latents=tensors["latents"],
             denoised=tensors["denoised"],
             outputs=tensors.get("outputs"),

@@ -34,8 +34,8 @@ from ray_cluster.protocol.controlnets import (
 )
 from ray_cluster.protocol.leases import Directory, Peer
 from ray_cluster.replica.controlnet.calls import Call, Changes, ControlNetCalls, Order
-from ray_cluster.replica.controlnet.frames import framed, tensors_of
 from ray_cluster.replica.controlnet.metrics import ControlNetClientMetrics
+from ray_cluster.replica.frames import framed, tensors_of
 from ray_cluster.transport.connecting import connect
 from ray_cluster.transport.links import Bytes, Link, LinkClosed, LinkRefused, Message
 

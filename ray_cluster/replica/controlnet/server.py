@@ -38,8 +38,8 @@ from ray_cluster.protocol.controlnets import (
     Unknown,
 )
 from ray_cluster.replica.controlnet.batches import Answer, ControlNetBatches, WaitingRow
-from ray_cluster.replica.controlnet.frames import framed, tensors_of
 from ray_cluster.replica.controlnet.metrics import ControlNetServerMetrics
+from ray_cluster.replica.frames import framed, tensors_of
 from ray_cluster.transport.links import Bytes, Link, LinkClosed, Message
 
 logger = logging.getLogger(__name__)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ray_cluster.config.sections.cell_wide import StorageConfig
 from ray_cluster.config.sections.loras import LorasConfig
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.slices import WorkerArguments
@@ -69,9 +70,7 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
     prepare_threads(pool.num_threads)
     model = load_model(pool)
     digest = model_digest(resolve_folder(pool.model))
-    # a power failure may take a state: its request begins again
-    states = StateTransfer(BlobStore(storage.states, is_durable=False), model_digest=digest)
-    inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
+    states = states_of(storage, digest)
     is_on_cpu = model.executor.device.type == "cpu"
     costs = StepCosts(clock=clock, busy_clock=time.thread_time if is_on_cpu else None)
     remote = RemoteControlNets(clock=clock)
@@ -93,32 +92,43 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
             host.registration("denoise", pool, step_cost=step_cost, began_s=began_s),
             served_as="",
             model_digest=digest,
-            **_facts(pool, model),
+            **loaded_facts(model, device_name(model.executor.device), number_format_here(pool)),
         ),
         runner=runner,
-        delivery=Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder)),
+        delivery=delivery_of(storage, coder),
         states=states,
-        loras=_shelf(runner.model, arguments.loras),
+        loras=shelf_of(runner.model, arguments.loras),
         controls=remote,
         link=host.link,
         settings=settings,
     )
 
 
-def _facts(pool: PoolConfig, model: LoadedModel) -> dict[str, Any]:
+def loaded_facts(model: LoadedModel, device_type: str, number_format: str) -> dict[str, Any]:
     """Return what a replica registers of its model."""
     tokenizers = model.encoder.tokenizers
     return {
         "profile": replace(model.profile, prompt_digest=digest_of(tokenizers)),
-        "device_type": device_name(model.executor.device),
+        "device_type": device_type,
         "prompt_tokenizers": tokenizers,
-        "words": LoadedWords(
-            number_format_here(pool), model.sampling_words, model.memory.explanation
-        ),
+        "words": LoadedWords(number_format, model.sampling_words, model.memory.explanation),
     }
 
 
-def _shelf(model: LoadedModel, given: LorasConfig) -> LoraShelf:
+def states_of(storage: StorageConfig, model_digest: str) -> StateTransfer:
+    """Return where a replica's states go to, and come from."""
+    # a power failure may take a state: its request begins again
+    return StateTransfer(BlobStore(storage.states, is_durable=False), model_digest=model_digest)
+
+
+def delivery_of(storage: StorageConfig, coder: ImageCoder) -> Delivery:
+    """Return where the images of edits come from, and finished ones go to."""
+    inputs = InputStore.open(storage.inputs, grace_s=storage.inputs_grace_s)
+    return Delivery(coder, BlobStore(storage.results), EditImages(inputs, coder))
+
+
+def shelf_of(model: LoadedModel, given: LorasConfig) -> LoraShelf:
+    """Return the LoRAs that a replica has in memory."""
     return LoraShelf(model, LoraFolder(given), max_bytes=given.max_held_bytes)
 
 

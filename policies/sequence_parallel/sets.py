@@ -1,0 +1,105 @@
+"""Which ranks a request steps on: aligned sets, moved as little as may be.
+
+A set of ``k`` ranks begins at a multiple of ``k``, so that sets of all sizes nest, and any degrees
+that fit into a group by their number find places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+def aligned_sets(num_ranks: int, degrees: Iterable[int]) -> tuple[range, ...]:
+    """Return the sets of every degree, by degree and first rank.
+
+    Raises:
+        ValueError: a degree is no power of two, or above the number of ranks.
+    """
+    found = []
+    for degree in sorted(set(degrees)):
+        if degree < 1 or degree & (degree - 1) or degree > num_ranks:
+            raise ValueError(
+                f"a degree is a power of two of at most {num_ranks} ranks; given {degree}"
+            )
+        found += [
+            range(first, first + degree) for first in range(0, num_ranks - degree + 1, degree)
+        ]
+    return tuple(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A request of a group, between a decision and its next step boundary.
+
+    Attributes:
+        degree: ranks that it is to have from then on; 0 for none.
+        held: the set that it steps on, or stepped on last.
+        is_stepping: whether it steps now.
+    """
+
+    request_id: int
+    degree: int
+    held: range | None = None
+    is_stepping: bool = False
+
+
+def seat(seats: Sequence[Seat], num_ranks: int) -> tuple[range | None, ...]:
+    """Return the set that each request is to step on next; None for those without any.
+
+    Sets are taken by falling degree, so that all that fit by their number find one. A request stays
+    where it is, or takes a part of that, or grows around it, where that is free.
+
+    Raises:
+        ValueError: there are not so many ranks.
+    """
+    if sum(one.degree for one in seats) > num_ranks:
+        raise ValueError(f"{[one.degree for one in seats]} are more than {num_ranks} ranks")
+    busy = {rank for one in seats if one.is_stepping and one.held for rank in one.held}
+    targets: list[range | None] = [None] * len(seats)
+    taken: set[int] = set()
+    wanted = [index for index, one in enumerate(seats) if one.degree]
+    # of equal degrees, those that have a place choose first
+    for index in sorted(wanted, key=lambda i: (-seats[i].degree, seats[i].held is None, i)):
+        one = seats[index]
+        held = set(one.held or ())
+        free = [ranks for ranks in aligned_sets(num_ranks, [one.degree]) if taken.isdisjoint(ranks)]
+        found = targets[index] = min(
+            free,
+            key=lambda ranks: (
+                -len(held.intersection(ranks)),
+                len((busy - held).intersection(ranks)),
+                ranks.start,
+            ),
+        )
+        taken.update(found)
+    return tuple(targets)
+
+
+def launches(
+    seats: Sequence[Seat], targets: Sequence[range | None]
+) -> tuple[tuple[int, range], ...]:
+    """Return which requests begin a step now, by index, and on which set.
+
+    One begins where it is to step as soon as that is free. Until then it takes further steps where
+    it was, unless others are to have ranks of that.
+    """
+    busy = {rank for one in seats if one.is_stepping and one.held for rank in one.held}
+    found = []
+    for index, (one, target) in enumerate(zip(seats, targets, strict=True)):
+        if one.is_stepping or target is None:
+            continue
+        place = target
+        if not busy.isdisjoint(target):
+            others = {
+                rank
+                for other, ranks in enumerate(targets)
+                if other != index and ranks is not None
+                for rank in ranks
+            }
+            if one.held is None or not (busy | others).isdisjoint(one.held):
+                continue
+            place = one.held
+        busy.update(place)
+        found.append((index, place))
+    return tuple(found)
