@@ -20,6 +20,7 @@ from ray_cluster.config.kinds import KINDS, LORAS
 from ray_cluster.config.loading import ClusterConfig, Document, load_config
 from ray_cluster.config.section import Section
 from ray_cluster.config.sections.cell_wide import LogsConfig
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.slices import (
     FrontArguments,
     WorkerArguments,
@@ -33,6 +34,7 @@ from ray_cluster.deployments.controller import Controller
 from ray_cluster.deployments.dispatcher import Dispatcher
 from ray_cluster.deployments.dispatcher_handle import DISPATCHER
 from ray_cluster.deployments.gateway import Gateway
+from ray_cluster.deployments.ranks import bundle_of
 from ray_cluster.deployments.serve.deploy_file import (
     CONTROLLER,
     CONTROLLER_DEPLOYMENT,
@@ -157,17 +159,27 @@ def _only_on(resource: str | None) -> dict[str, Any]:
 
 def _worker(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Application:
     row = KINDS[arguments.kind]
-    options = _front_options()
+    options, bundles = _front_options(), list[dict[str, float]]()
     if not row.is_light:
         own = arguments.own
+        place = _only_on(own.node_resource)
         options = {
             "num_cpus": own.num_cpus,
             "num_gpus": own.hardware.num_gpus,
             "runtime_env": {"env_vars": MODEL_ENVIRONMENT},
-            **_only_on(own.node_resource),
+            **place,
         }
-    kind, name = WorkerDeployment, row.deployment
-    deployment = _deployment(kind, name, replicas, options, arguments.logs)
+        if isinstance(own, PoolConfig) and own.is_group:
+            # the head itself computes nothing
+            options |= {"num_cpus": 0, "num_gpus": 0, "resources": {}}
+            bundles = [bundle_of(own) | place.get("resources", {})] * own.ranks
+    deployment = _deployment(
+        WorkerDeployment, arguments.deployment, replicas, options, arguments.logs
+    )
+    if bundles:
+        deployment = deployment.options(
+            placement_group_bundles=bundles, placement_group_strategy="STRICT_PACK"
+        )
     if row.is_light:
         deployment = deployment.options(max_replicas_per_node=1)
     return deployment.bind(arguments)

@@ -25,12 +25,14 @@ from ray_cluster.config.loading import set_environment
 from ray_cluster.config.slices import WorkerArguments
 from ray_cluster.deployments.actors import RayMetrics, refuse_local_storage, set_up_actor_logs
 from ray_cluster.deployments.dispatcher_handle import DispatcherHandle
+from ray_cluster.deployments.ranks import rank_starter
 from ray_cluster.deployments.serve.ray_environment import ALLOCATOR_ENVIRONMENT, MODEL_ENVIRONMENT
 from ray_cluster.imaging.processes.image_coder import ImageCoder
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.process.load_turns import LoadTurns
 from ray_cluster.process.sigterm import TerminationNotice
+from ray_cluster.replica.group.processes import start_child
 from ray_cluster.replica.host import Host
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ class WorkerDeployment:
             get_node_ip_address(),
             link,
             self._coder,
+            start_rank=rank_starter(arguments.pools[0]) if arguments.is_group else start_child,
         )
         if row.has_model:
             async with _loading(arguments.name):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ray_cluster.config.kinds import KINDS, LORAS
+from ray_cluster.config.kinds import LORAS
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.controller import ControlConfig
 from ray_cluster.config.slices import (
@@ -129,5 +129,5 @@ def _worker(config: ClusterConfig, name: str) -> dict[str, Any]:
         # whoever sets replica counts from outside Serve; never beside an autoscaling policy
         "external_scaler_enabled": "autoscaling_config" not in replicas,
         "args": {"worker": as_json(arguments)},
-        "deployments": [{"name": KINDS[arguments.kind].deployment, **replicas}],
+        "deployments": [{"name": arguments.deployment, **replicas}],
     }

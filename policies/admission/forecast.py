@@ -19,6 +19,7 @@ from operator import itemgetter
 from typing import Protocol
 
 from ray_cluster.policies.admission.fluid import slowest_cost
+from ray_cluster.policies.admission.group_simulation import GroupSimulation
 from ray_cluster.policies.admission.replica_simulation import ForecastReplica, ReplicaSimulation
 from ray_cluster.policies.leasing.ordering import QueueKey, queue_key
 from ray_cluster.policies.leasing.placement import WINDOW, Residency, passed_over, place
@@ -119,8 +120,8 @@ class _Simulation:
 
     def __init__(self, view: ForecastView, wanted: Sequence[RequestView]) -> None:
         self._view = view
-        self._replicas = [
-            ReplicaSimulation(
+        self._replicas: list[ReplicaSimulation | GroupSimulation] = [
+            (ReplicaSimulation if one.group is None else GroupSimulation)(
                 one,
                 now_s=view.now_s,
                 encode_s=view.encode_s,
@@ -207,7 +208,7 @@ class _Simulation:
             if self._residency is None:
                 # the short way to the same; admission waits for this loop
                 free = [one for one in self._replicas if one.num_free > 0]
-                soonest = free[0] if len(free) == 1 else min(free, key=ReplicaSimulation.level_s)
+                soonest = free[0] if len(free) == 1 else min(free, key=lambda one: one.level_s())
                 key, request = self._queue.pop(0)
                 soonest.lease(request, key, ready_s)
             else:

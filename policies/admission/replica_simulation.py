@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from ray_cluster.policies.costs.cost_model import decode_s, encode_s, own_s
 from ray_cluster.policies.leasing.ordering import QueueKey, queue_key
 from ray_cluster.policies.steps.mixed_batching import Candidate, choose_batch, patience_of
-from ray_cluster.policies.types import RequestView, StepCost
+from ray_cluster.policies.types import GroupCost, RequestView, StepCost
 
 # rounds of a run in which rows are left out of the batch
 _ROUNDS = 4
@@ -42,6 +42,7 @@ class ForecastReplica:
         leased: requests that it was leased since.
         residents: ids of what is resident there, or is being fetched.
         best_cost: the lowest known of it; None if that is the present one.
+        group: what it costs on its ranks, if it has several.
     """
 
     cost: StepCost
@@ -52,6 +53,7 @@ class ForecastReplica:
     leased: Sequence[Leased] = ()
     residents: frozenset[str] = frozenset()
     best_cost: StepCost | None = None
+    group: GroupCost | None = None
 
     @property
     def requests(self) -> tuple[RequestView, ...]:

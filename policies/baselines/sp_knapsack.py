@@ -43,7 +43,7 @@ class Allocation(NamedTuple):
     """Steps that a request would take at one level of its menu."""
 
     level: int
-    steps: int
+    steps: float
 
 
 class Option(NamedTuple):
@@ -134,7 +134,7 @@ def options_of(
     free_s = now_s + request.in_flight_s(now_s)
     next_s = now_s + round_s
 
-    def survives(steps_left: int) -> bool:
+    def survives(steps_left: float) -> bool:
         bound_s = max(next_s, free_s) + steps_left * request.menu.fastest_s
         return bound_s <= request.due_s + ROUNDING_S
 

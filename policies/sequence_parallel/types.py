@@ -113,7 +113,8 @@ class GroupRequest:
     """What a scheduler may know of one request in a group.
 
     Attributes:
-        steps_left: denoising steps that have not begun, without the one in flight.
+        steps_left: denoising steps that have not begun, without the one in flight; in a forecast,
+            with a part of one.
         has_begun: whether it ever took a step: to resume it costs a switch.
         degree: GPUs that it holds; 0 while it waits.
         target: GPUs of the last decision, from its next boundary on.
@@ -122,7 +123,7 @@ class GroupRequest:
 
     request_id: int
     menu: DegreeMenu
-    steps_left: int
+    steps_left: float
     arrival_s: float
     deadline_s: float
     has_begun: bool = False

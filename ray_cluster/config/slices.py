@@ -15,9 +15,10 @@ from typing import Any, TypeVar
 
 from pydantic import SecretStr, ValidationError
 
-from ray_cluster.config.kinds import KINDS, WorkerKind
+from ray_cluster.config.kinds import GROUP_DEPLOYMENT, KINDS, WorkerKind
 from ray_cluster.config.loading import Document, WorkerT, environment_keys, section_of
 from ray_cluster.config.section import Applied, Section, part, with_part, without_unknown
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError, without_password
@@ -68,6 +69,18 @@ class WorkerArguments(Document):
     def is_group(self) -> bool:
         """Whether its replicas are groups of ranks."""
         return self.kind == "denoise" and self.pools[0].is_group
+
+    @property
+    def deployment(self) -> str:
+        """Name of its Serve deployment."""
+        return deployment_of(self, self.name)
+
+
+def deployment_of(config: Document, name: str) -> str:
+    """Return the name of a worker's Serve deployment; ConfigError if there is no such worker."""
+    kind, worker = config.kind_of(name), config.find(name)
+    is_group = isinstance(worker, PoolConfig) and worker.is_group
+    return GROUP_DEPLOYMENT if is_group else KINDS[kind].deployment
 
 
 def front_arguments(

@@ -9,7 +9,7 @@ from ray_cluster.dispatch.stages import RequestStages, decide, finish, request_i
 from ray_cluster.policies.admission.load import Load, load_s, total_load
 from ray_cluster.policies.cascade import CascadeDecision
 from ray_cluster.policies.costs.cost_model import lesser_cost, share_cost
-from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
+from ray_cluster.policies.types import GroupCost, Offer, ReplicaView, RequestView, StepCost
 from ray_cluster.protocol.leases import Fence, Lease, Poll, Registration
 from ray_cluster.protocol.loras import LoraOrder
 from ray_cluster.protocol.outcomes import CascadeAnswer, Completed, Deferred, Preview, StageTime
@@ -301,6 +301,7 @@ class ReplicaRecord:
         held: the requests leased to it, by id; changed by :meth:`take` and :meth:`drop` only.
         residents: ids of what is there or being fetched, by its last poll.
         merged: the set of LoRAs that its model is merged with, likewise.
+        group: what steps cost on its ranks, likewise; None for one without.
         changed: shared set of ids of replicas that have changed; its reader empties it.
         model: name of the queue that it leases from; see :attr:`Registration.lane`.
     """
@@ -316,6 +317,7 @@ class ReplicaRecord:
     peers_version: str = ""
     residents: frozenset[str] = field(init=False)
     merged: str = ""
+    group: GroupCost | None = field(init=False)
     settings_version: str = ""
     replica_id: str = field(init=False)
     model: str = field(init=False)
@@ -326,6 +328,7 @@ class ReplicaRecord:
 
     def __post_init__(self) -> None:
         self.residents = frozenset(self.registration.residents)
+        self.group = self.registration.group
         self.replica_id = self.registration.replica_id
         self.model = self.registration.lane
         self.joined_s = self.heard_s
@@ -349,7 +352,7 @@ class ReplicaRecord:
         residents = self.residents if poll.residents is None else frozenset(poll.residents)
         is_changed = poll.num_free != self.num_free or step_cost != self.step_cost
         is_changed |= residents != self.residents or poll.merged != self.merged
-        self.merged = poll.merged
+        self.merged, self.group = poll.merged, poll.group or self.group
         self.num_free, self.step_cost, self.residents = poll.num_free, step_cost, residents
         self.named = set(poll.steps_done_by_id)
         self.peers_version = poll.peers_version

@@ -80,6 +80,7 @@ class OpenJob:
                 result.timing,
                 num_steps=outcome.num_steps,
                 cascade=outcome.cascade,
+                steps_by_degree=result.steps_by_degree,
             )
             return []
         if self._error is not None:

@@ -30,6 +30,7 @@ class StoredImage:
         timing: None where a dispatcher died before it could be noted.
         num_steps: that it was made with; None where they are those of its request.
         cascade: how it was routed, if it was and is known.
+        steps_by_degree: see :class:`ray_cluster.requests.ImageResult`.
     """
 
     file_id: str
@@ -38,6 +39,7 @@ class StoredImage:
     timing: Timing | None
     num_steps: int | None = None
     cascade: CascadeAnswer | None = None
+    steps_by_degree: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

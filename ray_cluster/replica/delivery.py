@@ -112,7 +112,12 @@ class Delivery:
                 await self._results.put(request, candidate or request.file_id, data)
                 data = b""
         return ImageResult(
-            request.request_id, data, request.output.image_format, event.timing, num_bytes
+            request.request_id,
+            data,
+            request.output.image_format,
+            event.timing,
+            num_bytes,
+            event.steps_by_degree,
         )
 
     async def preview(self, event: Previewed, index: int) -> bytes:

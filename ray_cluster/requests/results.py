@@ -60,6 +60,7 @@ class ImageResult:
     Attributes:
         data: the image; empty where it went to the result store.
         num_bytes: its size.
+        steps_by_degree: of a group: numbers of ranks with the steps that were taken on them.
     """
 
     request_id: str
@@ -67,6 +68,7 @@ class ImageResult:
     image_format: ImageFormat
     timing: Timing
     num_bytes: int
+    steps_by_degree: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

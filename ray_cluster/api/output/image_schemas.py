@@ -110,6 +110,9 @@ class ImageDetails(BaseModel):
     timing: ImageTiming | None = optional(
         "(extension) Absent where a dispatcher died before it could be noted."
     )
+    steps_by_degree: dict[int, int] | None = optional(
+        "(extension) How many of its steps ran on how many ranks of a group; absent elsewhere."
+    )
     cascade: CascadeCard | None = optional(
         "(extension) How a cascade made it; absent for a single model."
     )

@@ -54,6 +54,7 @@ class RepliedImage:
         slo_s: seconds from arrival to the deadline.
         elapsed_s: seconds from arrival to completion.
         cascade: how it was routed; None for a request that names a single model.
+        steps_by_degree: see :class:`ray_cluster.requests.ImageResult`.
     """
 
     request: ImageRequest
@@ -62,12 +63,21 @@ class RepliedImage:
     slo_s: float
     elapsed_s: float
     cascade: CascadeAnswer | None = None
+    steps_by_degree: tuple[tuple[int, int], ...] = ()
 
     @classmethod
     def of(cls, request: ImageRequest, item: Completed) -> RepliedImage:
         """Return the image of an attached request."""
         result, made = item.result, as_made(request, item.num_steps, item.cascade)
-        return cls(made, result.data, result.timing, item.slo_s, item.elapsed_s, item.cascade)
+        return cls(
+            made,
+            result.data,
+            result.timing,
+            item.slo_s,
+            item.elapsed_s,
+            item.cascade,
+            result.steps_by_degree,
+        )
 
 
 def as_made(
@@ -150,6 +160,8 @@ def details_of(image: RepliedImage) -> dict[str, Any]:
     if image.timing is not None:
         timing = {**image.timing.as_dict(), "total_s": image.elapsed_s}
         details["timing"] = {name: round(seconds, 6) for name, seconds in timing.items()}
+    if image.steps_by_degree:
+        details["steps_by_degree"] = dict(image.steps_by_degree)
     if image.cascade is not None:
         details["cascade"] = cascade_card(image.cascade).model_dump()
     if (edit := edit_card(request)) is not None:
@@ -267,6 +279,7 @@ def _image(request: ImageRequest, image: StoredImage, url_of: UrlOf) -> JobImage
         timing=None if timing is None else ImageTiming(**timing.as_dict(), total_s=timing.total_s),
         cascade=None if image.cascade is None else cascade_card(image.cascade),
         edit=edit_card(request),
+        steps_by_degree=dict(image.steps_by_degree) or None,
         lora_start_step=request.add_ons.lora_start_step or None,
     )
 

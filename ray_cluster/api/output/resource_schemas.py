@@ -139,6 +139,9 @@ class JobImage(BaseModel):
     )
     cascade: CascadeCard | None = Field(None, description="How a cascade made it; null likewise.")
     edit: EditCard | None = Field(None, description="How it was edited; null if from text.")
+    steps_by_degree: dict[int, int] | None = optional(
+        "How many of its steps ran on how many ranks of a group; absent elsewhere."
+    )
     lora_start_step: int | None = optional(
         "How many of its first steps were made without its LoRAs; null for none."
     )

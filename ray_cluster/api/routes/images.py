@@ -176,6 +176,7 @@ def _images_of(job: Job) -> list[RepliedImage]:
             job.slo_s,
             elapsed_s,
             image.cascade,
+            image.steps_by_degree,
         )
         for request, image in zip(job.requests, job.images, strict=True)
         if image is not None

@@ -165,7 +165,7 @@ def _processors(config: ClusterConfig) -> Finding:
     """Compare what Ray will reserve, and what threads will really run, with what there is."""
     cores = os.cpu_count() or 1
     offered = config.ray.num_cpus or cores
-    reserved = sum(one.num_cpus * one.replicas for one in config.workers)
+    reserved = sum(one.reserved_cpus * one.replicas for one in config.workers)
     threads = sum(one.hardware.num_threads * one.replicas for one in config.workers)
     found = f"{cores}; replicas reserve {reserved:g} of {offered} and run {threads} thread(s)"
     if reserved > offered:

@@ -13,13 +13,12 @@ import yaml
 from ray_cluster.cell.live_settings import SettingsReport
 from ray_cluster.cli.service.model_plans import profile_of
 from ray_cluster.cli.service.ray_messages import short_reason
-from ray_cluster.config.kinds import KINDS
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cascades import DiscriminatorConfig
 from ray_cluster.config.sections.keys import KEY_PREFIX, ApiKey
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.config.settings_file import SettingsFile
-from ray_cluster.config.slices import needs_redeploy, outranked, replicas_key
+from ray_cluster.config.slices import deployment_of, needs_redeploy, outranked, replicas_key
 from ray_cluster.deployments.serve.deploy_file import FRONT, GATEWAY
 from ray_cluster.dispatch.planned import document_version
 from ray_cluster.engine.controlnets.checks import check_controlnet
@@ -147,7 +146,7 @@ def not_changed(cell: Cell, report: SettingsReport, config: ClusterConfig) -> It
         yield f"not changed: http.num_gateways {numbers}; restart the service"
     # a controller chooses the others
     for worker in () if config.control.enabled else config.workers:
-        count = cell.num_replicas(worker.name, KINDS[config.kind_of(worker.name)].deployment)
+        count = cell.num_replicas(worker.name, deployment_of(config, worker.name))
         if count not in (None, worker.replicas):
             why = option if replicas_key(worker.name) in report.front.overridden else _SCALE
             numbers = f"({count} run, the file has {worker.replicas})"
@@ -319,7 +318,7 @@ def _lacking(cell: Cell, worker: WorkerConfig) -> str:
     message = " ".join(cell.message_of(worker.name).split())
     resources = cell.resources()
     lacking = []
-    for name, number in (("CPU", worker.num_cpus), ("GPU", worker.hardware.num_gpus)):
+    for name, number in (("CPU", worker.reserved_cpus), ("GPU", worker.reserved_gpus)):
         free, total = resources.get(name, (0.0, 0.0))
         # one that is scheduled has taken its part of what is free
         if number > (free if _NOT_SCHEDULED in message else total):

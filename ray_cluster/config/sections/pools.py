@@ -268,6 +268,14 @@ class PoolConfig(Hardware, WorkerConfig):
         return self.max_in_flight
 
     @property
+    def reserved_cpus(self) -> float:
+        return self.ranks * self.num_cpus
+
+    @property
+    def reserved_gpus(self) -> float:
+        return self.ranks * self.num_gpus
+
+    @property
     def is_group(self) -> bool:
         """Whether a replica's model runs on several ranks."""
         return self.ranks > 1

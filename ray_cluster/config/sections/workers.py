@@ -90,6 +90,16 @@ class WorkerConfig(Section):
         return own if isinstance(own, Hardware) else Hardware()
 
     @property
+    def reserved_cpus(self) -> float:
+        """CPUs that Ray reserves for a replica."""
+        return self.num_cpus
+
+    @property
+    def reserved_gpus(self) -> float:
+        """GPUs likewise."""
+        return self.hardware.num_gpus
+
+    @property
     def is_service(self) -> bool:
         """Whether it has an application of its own."""
         return True

@@ -182,4 +182,5 @@ def _forecast_replica(replica: ReplicaRecord, now_s: float, encode_s: float) -> 
         leased=leased,
         residents=replica.view().residents,
         best_cost=replica.best_cost,
+        group=replica.group,
     )

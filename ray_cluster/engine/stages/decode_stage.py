@@ -112,7 +112,8 @@ class DecodeStage(BatchStage[_Latents, Pixels]):
             denoise_s=state.denoise_s,
             decode_s=self._clock() - ticket.entered_s,
         )
-        self._on_event(Decoded(ticket.request, pixels, timing))
+        degrees = tuple(sorted(state.steps_by_degree.items()))
+        self._on_event(Decoded(ticket.request, pixels, timing, degrees))
 
     def _drop(self, item: _Latents, error: Exception) -> None:
         if item.steps_done is None:

@@ -13,11 +13,16 @@ from ray_cluster.requests import ImageRequest, Timing
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """A request is through the runner: its pixels, ``[H, W, 3]`` uint8."""
+    """A request is through the runner: its pixels, ``[H, W, 3]`` uint8.
+
+    Attributes:
+        steps_by_degree: of a group: numbers of ranks with the steps that were taken on them.
+    """
 
     request: ImageRequest
     pixels: Pixels
     timing: Timing
+    steps_by_degree: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,7 @@ from ray_cluster.engine.stages.building import build_group_runner
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.errors import ModelUnsupported
 from ray_cluster.models.local import model_digest, patch_size, vae_scale_factor
+from ray_cluster.policies.costs.cost_model import StepWork, step_s
 from ray_cluster.policies.costs.memory import MemoryPlan
 from ray_cluster.policies.sequence_parallel.rounds import RoundOptions, plan_round
 from ray_cluster.policies.types import DegreeCost, GroupCost, StepCost
@@ -50,6 +51,8 @@ from ray_cluster.requests import PromptTokenizer
 
 logger = logging.getLogger(__name__)
 
+# a step that has not ended by then hangs: so long at least, and so many of the slowest
+_LEAST_BOUND_S, _BOUND_STEPS = 10.0, 10.0
 # of a step that nobody has measured, on one rank
 _UNKNOWN = StepCost(fixed_s=0.1, per_megapixel_s=1.0, source="modelled")
 
@@ -209,8 +212,15 @@ def _measure(ranks: GroupRanks, model: LoadedModel, costs: DegreeCosts, host: Ho
         warm_up_sets(timer, model, costs.ways, ranks.num_ranks)
         found = measured_ways(timer, model, costs, host.clock)
         costs.begin(found, measured_switch_s(timer, model, costs))
+        ranks.bound_s = max(_LEAST_BOUND_S, _BOUND_STEPS * _slowest_s(found, model))
     finally:
         timer.close()
+
+
+def _slowest_s(found: Mapping[Way, StepCost], model: LoadedModel) -> float:
+    """Return the seconds of the slowest step that may be asked for."""
+    largest = 2 * model.profile.max_px**2 / 1e6
+    return max(step_s(cost, StepWork(largest, largest**2 / 2)) for cost in found.values())
 
 
 def _words(group: GroupCost) -> str:

@@ -54,10 +54,11 @@ logger = logging.getLogger(__name__)
 _HOST = "127.0.0.1"
 # until all ranks have loaded
 START_S = 900.0
-# in which a step, or a call, must have ended: the least, and in usual times
-_LEAST_BOUND_S, _TIMES = 15.0, 20.0
+# in which a call must have ended, and a step while nobody knows how long one takes
 _CALL_BOUND_S = 120.0
 _CHECK_S = 0.25
+# in which killed ranks are gone, if they can be
+_GRACE_S = 1.0
 # tries of a call that was lost with the ranks
 _TRIES = 3
 # starts one after the other that have failed, until the group is given up
@@ -119,12 +120,11 @@ class GroupRanks:
     """The :class:`~ray_cluster.engine.groups.ranks.Ranks` of a group in processes of this node.
 
     Args:
-        start: what every rank is started with; rank, listener, store and world are filled in.
+        pool: its section of the configuration, as JSON.
         start_rank: starts one.
-        usual_s: the usual seconds of a step on a set, for the bound of one that hangs.
-        on_news: called after each end of a step, in another thread; must return quickly.
 
     Attributes:
+        bound_s: in which a step must have ended, or its ranks count as lost.
         num_recoveries: times that all ranks were started again.
         recovery_s: seconds that the last one took, until they were there.
     """
@@ -411,10 +411,14 @@ class GroupRanks:
     def _end(self, world: _World) -> None:
         with self._changed:
             self._lose(world, "it is over")
-        for pid in world.pids.values():
-            kill_process(pid)
         for process in world.processes:
             process.kill()
+        until_s = time.monotonic() + _GRACE_S
+        while not all(one.has_ended() for one in world.processes) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        # one that was stopped does not hear of it
+        for pid in world.pids.values():
+            kill_process(pid)
         for link in world.links.values():
             link.close()
 
