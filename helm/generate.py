@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ray_cluster.config.kinds import KINDS, LORAS
+from ray_cluster.config.kinds import GROUP_DEPLOYMENT, KINDS, LORAS
 from ray_cluster.config.loading import ClusterConfig, Document, section_of
 from ray_cluster.config.section import Section, marked_keys
 from ray_cluster.config.slices import OF_ALL, OF_CONTROLLER, OF_FRONT
@@ -65,6 +65,7 @@ def slices() -> dict[str, Any]:
             "builder": deploy_file.BUILDER,
             "controller": deploy_file.CONTROLLER_DEPLOYMENT,
             "gateway": deploy_file.GATEWAY,
+            "group": GROUP_DEPLOYMENT,
             "loras": KINDS["lora"].deployment,
             "lorasApplication": LORAS,
         },

@@ -74,11 +74,15 @@ application is started with the keys that files/slices.json lists, and no settin
 {{- end -}}
 {{- $args = merge $args (dict "kind" $row.kind "name" $worker.name) -}}
 {{- $replicas := $worker.replicas | default 1 -}}
-{{- $deployment := dict "name" $row.deployment "num_replicas" $replicas -}}
+{{- $name := $row.deployment -}}
+{{- if gt (int ($worker.ranks | default 1)) 1 -}}
+{{- $name = $names.group -}}
+{{- end -}}
+{{- $deployment := dict "name" $name "num_replicas" $replicas -}}
 {{- if $byPolicy -}}
 {{- $options := deepCopy $slices.policy -}}
 {{- $_ := set $options.autoscaling_config "initial_replicas" $replicas -}}
-{{- $deployment = merge (dict "name" $row.deployment) $options -}}
+{{- $deployment = merge (dict "name" $name) $options -}}
 {{- end -}}
 {{- if $worker.surge -}}
 {{- $_ := set $deployment "max_surge_percent" $slices.surgePercent -}}

@@ -88,30 +88,13 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
     states = states_of(arguments.storage, digest)
     ranks = GroupRanks(pool.model_dump_json(), pool.ranks, host.start_rank, clock=clock)
     try:
-        ups, contents = ranks.wait_up()
-        shape = _shape(pool, inspected, ups[0])
-        model = _model(inspected, ranks, shape, ups, contents)
-        costs = DegreeCosts(
-            shape.ways,
-            GroupCost(pool.ranks, (DegreeCost(1, _UNKNOWN),), shape.token_px, guard=pool.guard),
-            clock,
-        )
-        if not host.is_brief:
-            _measure(ranks, model, costs, host)
-        engine = GroupEngine(
-            GroupExecutor(shape.model, ranks),
-            model.tables,
-            clock,
-            costs=costs,
-            planner=partial(plan_round, options=RoundOptions(pool.guard, drops=False)),
-        )
+        engine, model, up = _opened(pool, inspected, ranks, host)
         runner = build_group_runner(model, pool, engine, clock=clock, sink=states.writer)
         ranks.call_when_news(runner.wake)
     except BaseException:
         ranks.close()
         raise
-    group = costs.current
-    logger.info("pool %s: a group of %d ranks, %s", pool.name, pool.ranks, _words(group))
+    group = engine.costs.current
     registration = host.registration(
         "denoise", pool, step_cost=group.costs[-1].cost, began_s=began_s
     )
@@ -122,7 +105,7 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
             max_batch=1,
             model_digest=digest,
             group=group,
-            **loaded_facts(model, ups[0].device_type, ups[0].dtype),
+            **loaded_facts(model, up.device_type, up.dtype),
         ),
         ranks=ranks,
         engine=engine,
@@ -133,6 +116,31 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
         link=host.link,
         settings=settings,
     )
+
+
+def _opened(
+    pool: PoolConfig, inspected: InspectedModel, ranks: GroupRanks, host: Host
+) -> tuple[GroupEngine, LoadedModel, Up]:
+    """Return the engine of a group, its model's stages, and what a rank says of itself, once the
+    ranks are there and measured."""
+    ups, contents = ranks.wait_up()
+    shape = _shape(pool, inspected, ups[0])
+    model = _model(inspected, ranks, shape, ups, contents)
+    costs = DegreeCosts(
+        shape.ways,
+        GroupCost(pool.ranks, (DegreeCost(1, _UNKNOWN),), shape.token_px, guard=pool.guard),
+        host.clock,
+    )
+    if not host.is_brief:
+        _measure(ranks, model, costs, host)
+    engine = GroupEngine(
+        GroupExecutor(shape.model, ranks),
+        model.tables,
+        host.clock,
+        costs=costs,
+        planner=partial(plan_round, options=RoundOptions(pool.guard, drops=False)),
+    )
+    return engine, model, ups[0]
 
 
 def check_group(pool: PoolConfig, folder: Path) -> None:
@@ -215,6 +223,7 @@ def _measure(ranks: GroupRanks, model: LoadedModel, costs: DegreeCosts, host: Ho
         ranks.bound_s = max(_LEAST_BOUND_S, _BOUND_STEPS * _slowest_s(found, model))
     finally:
         timer.close()
+    logger.info("a group of %d ranks: %s", ranks.num_ranks, _words(costs.current))
 
 
 def _slowest_s(found: Mapping[Way, StepCost], model: LoadedModel) -> float:

@@ -43,14 +43,10 @@ class _Child:
 
 
 def start_child(start: GroupStart) -> RankProcess:
-    """Start a rank as a child of this process, on its devices."""
-    environment = dict(os.environ)
-    if "CUDA_VISIBLE_DEVICES" not in environment:
-        environment["CUDA_VISIBLE_DEVICES"] = str(start.rank)
+    """Start a rank as a child of this process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "ray_cluster.replica.group.rank"],
         stdin=subprocess.PIPE,
-        env=environment,
         start_new_session=True,
     )
     assert process.stdin is not None, "it is a pipe"

@@ -21,6 +21,7 @@ from safetensors.torch import load as load_tensors
 from torch import Tensor
 from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]
 
+from ray_cluster.config.loading import set_environment
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.adapters.deltas import LayerDeltas
 from ray_cluster.engine.adapters.low_rank import LowRank, packed
@@ -93,7 +94,10 @@ def _loaded(start: GroupStart, pool: PoolConfig, link: Link) -> _Rank:
     """Meet the other ranks, and load."""
     if pool.device == "cpu":
         # all ranks of a group are on one node, and its host name need not mean anything there
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        set_environment({"GLOO_SOCKET_IFNAME": "lo"})
+    else:
+        # a child of the head sees all GPUs, an actor its own
+        torch.cuda.set_device(start.rank % torch.cuda.device_count())
     host, _, port = start.store.rpartition(":")
     store = TCPStore(host, int(port), timeout=timedelta(seconds=_MEET_S))
     dist.init_process_group(
