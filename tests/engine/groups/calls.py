@@ -21,12 +21,12 @@ from tests.engine.harness import start_all
 
 Way = tuple[range, GuidanceRows]
 WAYS: tuple[Way, ...] = (
-    (range(0, 1), "together"),
+    (range(1), "together"),
     (range(3, 4), "together"),
-    (range(0, 2), "together"),
+    (range(2), "together"),
     (range(2, 4), "apart"),
-    (range(0, 4), "together"),
-    (range(0, 4), "apart"),
+    (range(4), "together"),
+    (range(4), "apart"),
 )
 
 # images of 7 x 9 and of 11 x 5 tokens, so that ranks have unlike numbers of them

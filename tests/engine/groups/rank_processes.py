@@ -28,6 +28,7 @@ from ray_cluster.engine.groups.sharded import ShardedDiT
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.engine.step.executor import StepBatch
 from ray_cluster.engine.step.state import Conditioning
+from ray_cluster.errors import RayClusterError
 from tests.engine.harness import pool
 
 NUM_RANKS = 4
@@ -159,7 +160,7 @@ def _serve(rank: int, store: Path, link: Connection) -> None:
                 os._exit(0)
             try:
                 answer: object = served.do(task)
-            except Exception as error:
+            except (RayClusterError, RuntimeError, ValueError) as error:
                 answer = error
             link.send_bytes(pickle.dumps(answer))
 

@@ -28,9 +28,9 @@ from tests.engine.low_rank import Adapter
 pytestmark = pytest.mark.xdist_group("ranks")
 Record = Callable[[str, object], None]
 
-PAIR: Way = (range(0, 2), "together")
-WHOLE: Way = (range(0, 4), "together")
-HALVES: Way = (range(0, 4), "apart")
+PAIR: Way = (range(2), "together")
+WHOLE: Way = (range(4), "together")
+HALVES: Way = (range(4), "apart")
 # the last of them with stacked factors
 NUM_STEPS = 5
 
@@ -122,7 +122,7 @@ def test_sets_that_share_no_rank_step_at_once(zoo: Zoo, ranks: RankProcesses) ->
     there = OnRanks(ranks, zoo.folder("sd3"), call)
     there.keep()
     upper: Way = (range(2, 4), "apart")
-    for ways in ((PAIR, upper), ((range(0, 1), "together"), upper)):
+    for ways in ((PAIR, upper), ((range(1), "together"), upper)):
         found = ranks.predict(*(there.call(index, way) for index, way in enumerate(ways)))
         assert max(call.errors(found, expected)) <= CALL_TOLERANCE
 
