@@ -25,6 +25,8 @@ from tests.engine.staged import StagedModel
 
 FAMILIES = ("sd", "sd15", "sdxl", "shapes")
 DITS = ("sd3", "sd35", "flux", "schnell", "shapes-sd3")
+# FLUX with as many heads as there are ranks
+WIDE_FLUX = "wide-flux"
 
 
 # of each test that knows several, the first of these is made by `make test`; the others are slow
@@ -81,7 +83,7 @@ class Zoo:
 
     def reference(self, name: str) -> Reference:
         if name not in self._references:
-            kind = DiTReference if name in DITS else Reference
+            kind = DiTReference if name in (*DITS, WIDE_FLUX) else Reference
             self._references[name] = kind(self.folder(name))
         return self._references[name]
 
@@ -100,6 +102,8 @@ class Zoo:
                 return save_sd3(folder, is_35=name == "sd35")
             case "flux" | "schnell":
                 return save_flux(folder, is_distilled=name == "flux")
+            case "wide-flux":
+                return save_flux(folder, num_heads=4)
         built_in = builtin_folder("shapes-sd" if name == "shapes" else name)
         assert built_in is not None
         return built_in

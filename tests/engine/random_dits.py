@@ -59,7 +59,7 @@ def save_sd3(folder: Path, *, is_35: bool = False, shift: float = 3.0, has_t5: b
     return folder
 
 
-def save_flux(folder: Path, *, is_distilled: bool = True) -> Path:
+def save_flux(folder: Path, *, is_distilled: bool = True, num_heads: int = 2) -> Path:
     """Write a FLUX folder: guidance-distilled with a schedule by size, or as FLUX.1-schnell."""
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
@@ -68,7 +68,7 @@ def save_flux(folder: Path, *, is_distilled: bool = True) -> Path:
         num_layers=2,
         num_single_layers=2,
         attention_head_dim=16,
-        num_attention_heads=2,
+        num_attention_heads=num_heads,
         joint_attention_dim=32,
         pooled_projection_dim=32,
         guidance_embeds=is_distilled,

@@ -7,7 +7,7 @@ for it, ranks exchange tokens for heads, so that each has all tokens of some hea
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any
@@ -34,11 +34,6 @@ from ray_cluster.errors import ModelUnsupported
 _KEPT_POSITIONS = 64
 # torch 2.13 has another name for it
 _gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-
-
-def degrees_of(config: Mapping[str, Any], degrees: Sequence[int]) -> tuple[int, ...]:
-    """Return those degrees that a transformer's heads can be divided by."""
-    return tuple(one for one in degrees if config["num_attention_heads"] % one == 0)
 
 
 def cuts(length: int, num_parts: int) -> list[slice]:
@@ -213,7 +208,9 @@ class ShardedDiT(DiTExecutor):
             rows: whether a guided request's model rows are on all ranks, or one on either half.
 
         Raises:
-            ModelUnsupported: there are several requests, or something is reused.
+            ModelUnsupported: there are several requests, something is reused, or one rank has no
+                halves for the rows.
+            ValueError: the image or the prompt has fewer tokens than there are ranks.
         """
         if batch.layout.num_requests != 1 or batch.reuse:
             raise ModelUnsupported("a set of ranks steps one request, of which nothing is reused")
@@ -221,6 +218,8 @@ class ShardedDiT(DiTExecutor):
         own, index = ranks, self._sets.rank - ranks.start
         part = batch
         if is_apart:
+            if len(ranks) == 1:
+                raise ModelUnsupported("model rows lie apart on two ranks or more; given one")
             half = len(ranks) // 2
             row, index = divmod(index, half)
             own, part = ranks[row * half : (row + 1) * half], _row_of(batch, row, self.num_levels)

@@ -24,6 +24,7 @@ from ray_cluster.engine.groups.measuring import (
     measured_ways,
     warm_up_sets,
 )
+from ray_cluster.engine.groups.rank_sets import degrees_of
 from ray_cluster.engine.models.denoisers import guidance_kind, is_flux, is_unet
 from ray_cluster.engine.models.loading import InspectedModel, LoadedModel, inspect_model
 from ray_cluster.engine.stages.building import build_group_runner
@@ -155,24 +156,22 @@ def check_group(pool: PoolConfig, folder: Path) -> None:
             f"pool {pool.name}: ranks is {pool.ranks}, but {denoiser_name(folder)} is a UNet: "
             "groups step diffusion transformers (SD3, FLUX.1); set ranks: 1 and more replicas"
         )
-    heads = config["num_attention_heads"]
-    if not any(heads % degree == 0 for degree in pool.set_degrees):
+    if not degrees_of(config, pool.set_degrees):
         raise ModelUnsupported(
-            f"pool {pool.name}: none of its degrees {pool.set_degrees} divides the model's {heads} "
-            "heads; leave degrees out"
+            f"pool {pool.name}: none of its degrees {pool.set_degrees} divides the model's "
+            f"{config['num_attention_heads']} heads; leave degrees out"
         )
 
 
 def _shape(pool: PoolConfig, inspected: InspectedModel, up: Up) -> _Shape:
     folder = inspected.folder
     config = component_config(folder, denoiser_name(folder))
-    heads, patch = config["num_attention_heads"], patch_size(config)
-    degrees = [degree for degree in pool.set_degrees if heads % degree == 0]
+    patch, degrees = patch_size(config), degrees_of(config, pool.set_degrees)
     if len(degrees) < len(pool.set_degrees):
         logger.warning(
             "pool %s: the model's %d heads are divided by %s alone; other degrees are left out",
             pool.name,
-            heads,
+            config["num_attention_heads"],
             ", ".join(map(str, degrees)),
         )
     ways = [Way(degree) for degree in degrees]
