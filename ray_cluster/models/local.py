@@ -89,6 +89,7 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
     samplers = FLOW_SAMPLER_NAMES if is_flow else noise_samplers(predicts)
     check_sampler(pool, samplers)
     check_schedules(pool, outer)
+    check_group(pool, model)
     return LocalModel(sizes, samplers)
 
 
@@ -127,6 +128,35 @@ def check_sampler(pool: PoolConfig, offered: Sequence[SamplerName]) -> None:
         raise ConfigError(
             f"pool {pool.name}: defaults.sampler is {given}, which this model does not offer; "
             f"allowed: {', '.join(offered)}"
+        )
+
+
+def group_degrees(pool: PoolConfig, model: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return those degrees of a pool's group that a transformer's heads can be divided by."""
+    heads = model.get("num_attention_heads") or 1
+    return tuple(one for one in pool.set_degrees if heads % one == 0)
+
+
+def check_group(pool: PoolConfig, model: Mapping[str, Any]) -> None:
+    """Refuse a model that no group can step.
+
+    Args:
+        model: as of :func:`model_sizes`.
+
+    Raises:
+        ConfigError: with what was given and what is allowed.
+    """
+    if not pool.is_group:
+        return
+    if "block_out_channels" in model:
+        raise ConfigError(
+            f"pool {pool.name}: ranks is {pool.ranks}, and its model is a UNet; groups step "
+            "diffusion transformers (SD3, FLUX.1): set ranks: 1, and replicas instead"
+        )
+    if not group_degrees(pool, model):
+        raise ConfigError(
+            f"pool {pool.name}: none of its degrees {list(pool.set_degrees)} divides the model's "
+            f"{model.get('num_attention_heads')} heads; leave degrees out"
         )
 
 

@@ -83,6 +83,8 @@ def _check_pool(pool: PoolConfig, card: Card | None) -> tuple[Finding, PlannedMo
     except RayClusterError as error:
         return problem(subject, str(error)), None
     found = f"{pool.replicas} x {pool.model} on {pool.device} in {plan.format_words}: "
+    if pool.is_group:
+        found += f"{pool.ranks} ranks, the weights whole on each; "
     found += f"{plan.memory_words}; "
     found += plan.sampling_words
     if plan.memory is not None and plan.memory.verdict in {"capped", "offload"}:
@@ -186,7 +188,8 @@ def _replica_bytes(pool: PoolConfig, plan: PlannedModel) -> float:
         return _WORKER_BYTES
     if pool.device != "cpu":
         return _WORKER_BYTES + plan.memory.host_bytes
-    return _WORKER_BYTES + _KEPT_BYTES + plan.memory.peak_bytes
+    each = _WORKER_BYTES + _KEPT_BYTES + plan.memory.peak_bytes
+    return each if not pool.is_group else _WORKER_BYTES + pool.ranks * each
 
 
 def _weight_bytes(model: str, builtin: Path | None) -> float:

@@ -2,23 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from ray_cluster.policies.sequence_parallel.sets import aligned_sets
-
-
-def degrees_of(config: Mapping[str, Any], degrees: Sequence[int]) -> tuple[int, ...]:
-    """Return those degrees that a transformer's heads can be divided by.
-
-    Args:
-        config: the transformer's.
-    """
-    return tuple(one for one in degrees if config["num_attention_heads"] % one == 0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -56,7 +56,13 @@ from ray_cluster.errors import REQUEST_ERRORS, ConfigError, MemoryRefused, Model
 from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.models.fidelity_tables import step_table
 from ray_cluster.models.json_files import read_object
-from ray_cluster.models.local import check_sampler, check_schedules, model_sizes, patch_size
+from ray_cluster.models.local import (
+    check_group,
+    check_sampler,
+    check_schedules,
+    model_sizes,
+    patch_size,
+)
 from ray_cluster.models.sampling import FolderSampling, folder_sampling
 from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
 from ray_cluster.policies.costs.gpu_shares import Card
@@ -352,6 +358,7 @@ def _profile(
     sizes = model_sizes(pool, model, component_config(folder, "vae"))
     kind, outer = guidance_kind(model), num_outer_blocks(model)
     check_schedules(pool, outer)
+    check_group(pool, model)
     defaults = pool.defaults
     guidance = defaults.guidance_scale
     check_sampler(pool, tables.names)

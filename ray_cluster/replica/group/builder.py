@@ -7,7 +7,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.slices import WorkerArguments
@@ -24,13 +23,11 @@ from ray_cluster.engine.groups.measuring import (
     measured_ways,
     warm_up_sets,
 )
-from ray_cluster.engine.groups.rank_sets import degrees_of
-from ray_cluster.engine.models.denoisers import guidance_kind, is_flux, is_unet
+from ray_cluster.engine.models.denoisers import guidance_kind, is_flux
 from ray_cluster.engine.models.loading import InspectedModel, LoadedModel, inspect_model
 from ray_cluster.engine.stages.building import build_group_runner
 from ray_cluster.engine.stages.warmup import prepare_threads
-from ray_cluster.errors import ModelUnsupported
-from ray_cluster.models.local import model_digest, patch_size, vae_scale_factor
+from ray_cluster.models.local import group_degrees, model_digest, patch_size, vae_scale_factor
 from ray_cluster.policies.costs.cost_model import StepWork, step_s
 from ray_cluster.policies.costs.memory import MemoryPlan
 from ray_cluster.policies.sequence_parallel.rounds import RoundOptions, plan_round
@@ -84,7 +81,6 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
     pool = started_pool(arguments, settings)
     prepare_threads(pool.num_threads)
     inspected = inspect_model(pool)
-    check_group(pool, inspected.folder)
     digest = model_digest(inspected.folder)
     states = states_of(arguments.storage, digest)
     ranks = GroupRanks(pool.model_dump_json(), pool.ranks, host.start_rank, clock=clock)
@@ -144,29 +140,10 @@ def _opened(
     return engine, model, ups[0]
 
 
-def check_group(pool: PoolConfig, folder: Path) -> None:
-    """Refuse a group's model that no set of ranks can step.
-
-    Raises:
-        ModelUnsupported: with what was given and what is allowed.
-    """
-    config = component_config(folder, denoiser_name(folder))
-    if is_unet(config):
-        raise ModelUnsupported(
-            f"pool {pool.name}: ranks is {pool.ranks}, but {denoiser_name(folder)} is a UNet: "
-            "groups step diffusion transformers (SD3, FLUX.1); set ranks: 1 and more replicas"
-        )
-    if not degrees_of(config, pool.set_degrees):
-        raise ModelUnsupported(
-            f"pool {pool.name}: none of its degrees {pool.set_degrees} divides the model's "
-            f"{config['num_attention_heads']} heads; leave degrees out"
-        )
-
-
 def _shape(pool: PoolConfig, inspected: InspectedModel, up: Up) -> _Shape:
     folder = inspected.folder
     config = component_config(folder, denoiser_name(folder))
-    patch, degrees = patch_size(config), degrees_of(config, pool.set_degrees)
+    patch, degrees = patch_size(config), group_degrees(pool, config)
     if len(degrees) < len(pool.set_degrees):
         logger.warning(
             "pool %s: the model's %d heads are divided by %s alone; other degrees are left out",

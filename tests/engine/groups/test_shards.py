@@ -8,14 +8,16 @@ from typing import Any
 import pytest
 import torch
 
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.batch.token_layout import composition_of, layout_of
 from ray_cluster.engine.dit.executor import PreparedPrompt
 from ray_cluster.engine.dit.packing import packing_of
 from ray_cluster.engine.groups.loading import load_rank
-from ray_cluster.engine.groups.rank_sets import RankSets, degrees_of
+from ray_cluster.engine.groups.rank_sets import RankSets
 from ray_cluster.engine.groups.sharded import Shards, cuts
 from ray_cluster.engine.step.executor import RowReuse, StepBatch
-from ray_cluster.errors import ModelUnsupported
+from ray_cluster.errors import ConfigError, ModelUnsupported
+from ray_cluster.models.local import check_group, group_degrees
 from tests.engine.conftest import Zoo
 from tests.engine.groups.calls import calls_of
 from tests.engine.harness import CALL_TOLERANCE, difference, pool
@@ -61,8 +63,14 @@ def test_the_joint_tokens_of_all_ranks_are_those_of_the_whole() -> None:
 
 @pytest.mark.parametrize(("heads", "expected"), [(24, (1, 2, 4, 8)), (38, (1, 2)), (15, (1,))])
 def test_degrees_are_those_that_divide_the_heads(heads: int, expected: tuple[int, ...]) -> None:
-    assert degrees_of({"num_attention_heads": heads}, (1, 2, 4, 8)) == expected
-    assert degrees_of({"num_attention_heads": heads}, (16,)) == ()
+    config = {"num_attention_heads": heads}
+    assert group_degrees(PoolConfig(name="g", model="m", ranks=8), config) == expected
+    wide = PoolConfig(name="g", model="m", ranks=16, degrees=(16,))
+    assert group_degrees(wide, config) == ()
+    with pytest.raises(ConfigError, match="degrees"):
+        check_group(wide, config)
+    with pytest.raises(ConfigError, match="UNet"):
+        check_group(wide, {"block_out_channels": [8]})
 
 
 class OneRank:
