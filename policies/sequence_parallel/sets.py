@@ -48,7 +48,8 @@ def seat(seats: Sequence[Seat], num_ranks: int) -> tuple[range | None, ...]:
     """Return the set that each request is to step on next; None for those without any.
 
     Sets are taken by falling degree, so that all that fit by their number find one. A request stays
-    where it is, or takes a part of that, or grows around it, where that is free.
+    where it is if its degree does. Else it takes the place that the fewest such lose by it: a part
+    of what it has, or what is around that, before another.
 
     Raises:
         ValueError: there are not so many ranks.
@@ -59,21 +60,32 @@ def seat(seats: Sequence[Seat], num_ranks: int) -> tuple[range | None, ...]:
     targets: list[range | None] = [None] * len(seats)
     taken: set[int] = set()
     wanted = [index for index, one in enumerate(seats) if one.degree]
+    staying = {i: seats[i].held for i in wanted if len(seats[i].held or ()) == seats[i].degree}
     # of equal degrees, those that have a place choose first
     for index in sorted(wanted, key=lambda i: (-seats[i].degree, seats[i].held is None, i)):
-        one = seats[index]
-        held = set(one.held or ())
-        free = [ranks for ranks in aligned_sets(num_ranks, [one.degree]) if taken.isdisjoint(ranks)]
-        found = targets[index] = min(
-            free,
-            key=lambda ranks: (
-                -len(held.intersection(ranks)),
-                len((busy - held).intersection(ranks)),
-                ranks.start,
-            ),
-        )
+        found = staying.pop(index, None)
+        if found is None or not taken.isdisjoint(found):
+            others = {rank for ranks in staying.values() for rank in ranks or ()}
+            found = _best_free(seats[index], num_ranks, taken, others, busy)
+        targets[index] = found
         taken.update(found)
     return tuple(targets)
+
+
+def _best_free(
+    one: Seat, num_ranks: int, taken: set[int], others: set[int], busy: set[int]
+) -> range:
+    held = set(one.held or ())
+    free = [ranks for ranks in aligned_sets(num_ranks, [one.degree]) if taken.isdisjoint(ranks)]
+    return min(
+        free,
+        key=lambda ranks: (
+            len(others.intersection(ranks)),
+            -len(held.intersection(ranks)),
+            len((busy - held).intersection(ranks)),
+            ranks.start,
+        ),
+    )
 
 
 def launches(

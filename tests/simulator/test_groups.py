@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ray_cluster.policies.sequence_parallel.sets import aligned_sets
 from ray_cluster.policies.sequence_parallel.types import (
     DegreeMenu,
     GroupView,
@@ -102,10 +103,21 @@ def test_one_that_wants_more_goes_on_until_it_can_have_it() -> None:
 
 
 def test_a_request_keeps_its_gpus_where_it_can() -> None:
-    planner = scripted((0.0, {0: 1, 1: 1}), (0.5, {0: 1, 1: 2}), (2.5, {0: 0, 1: 2}))
+    planner = scripted((0.0, {0: 1, 1: 1}), (0.5, {0: 0, 1: 2}))
     done = run(planner, task(0), task(1, num_steps=9))
     first, second = [one for one in done.stretches if one.request_id == 1][:2]
     assert set(first.gpus) <= set(second.gpus)
+
+
+def test_gpus_are_aligned_sets_as_those_of_the_service_are() -> None:
+    experiment = sp_experiment(num_arrivals=40)
+    tasks = experiment.tasks(SpCondition("skewed", 40.0, 1.2), seed=7)
+    planner = planner_of("knapsack/2/events", experiment.menus())
+    done = run_tasks(tasks, planner, num_gpus=8, switch_s=0.01, records=True)
+    assert {one.gpus for one in done.stretches} <= {
+        tuple(gpus) for gpus in aligned_sets(8, [1, 2, 4, 8])
+    }
+    assert {len(one.gpus) for one in done.stretches} == {1, 2, 4, 8}
 
 
 def test_a_dropped_request_ends_at_its_boundary_and_is_a_miss() -> None:

@@ -1,8 +1,9 @@
 """One group of GPUs on a virtual clock: requests step on degrees that a planner chooses.
 
 A denoising step is the quantum: a new target takes effect at the request's next step boundary, and
-GPUs that it releases stay idle until a waiting request takes them. Steps without a change pass in
-one event: only the next change, or the last step's end, is in the queue.
+GPUs that it releases stay idle until a waiting request takes them. The service's own
+:mod:`ray_cluster.policies.sequence_parallel.sets` says which GPUs that are. Steps without a change
+pass in one event: only the next change, or the last step's end, is in the queue.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from ray_cluster.policies.sequence_parallel.sets import Seat, launches, seat
 from ray_cluster.policies.sequence_parallel.types import (
     DegreeMenu,
     GroupRequest,
@@ -71,7 +73,7 @@ class GroupOutcome:
     Attributes:
         finish_s: instant of the end, with its tail; None if it was dropped.
         gpu_s: GPU-seconds that it held.
-        num_switches: changes of degree and resumptions.
+        num_switches: changes of its GPUs and resumptions.
     """
 
     task: GroupTask
@@ -87,13 +89,19 @@ class GroupOutcome:
 
 @dataclass(slots=True)
 class _Job:
-    """A request under way."""
+    """A request under way.
+
+    Attributes:
+        target: GPUs that it is to have from its next boundary on, and `place` which.
+        held: where it steps, or stepped last.
+        level: of its menu, at which it steps; -1 while it waits.
+    """
 
     task: GroupTask
     steps_done: int = 0
     target: int = 0
-    gpus: tuple[int, ...] = ()
-    last_gpus: tuple[int, ...] = ()
+    place: range | None = None
+    held: range | None = None
     level: int = -1
     begin_s: float = 0.0
     first_step_s: float = 0.0
@@ -101,6 +109,15 @@ class _Job:
     num_switches: int = 0
     is_dropped: bool = False
     timer: Timer | None = field(default=None, repr=False)
+
+    @property
+    def is_stepping(self) -> bool:
+        return self.level >= 0
+
+    @property
+    def degree(self) -> int:
+        """GPUs that it steps on; 0 while it waits."""
+        return self.task.menu.degrees[self.level] if self.is_stepping else 0
 
     def step_end_s(self, step: int) -> float:
         """Instant at which a step of the present stretch ends (numbered from 1)."""
@@ -137,7 +154,6 @@ class SimulatedGroup:
         self._events, self._planner = events, planner
         self._num_gpus, self._switch_s, self._on_end = num_gpus, switch_s, on_end
         self._jobs: dict[int, _Job] = {}
-        self._free = list(range(num_gpus))
         self._look_again: Timer | None = None
         self._look_again_s = 0.0
         self.stretches: list[Stretch] = []
@@ -159,18 +175,18 @@ class SimulatedGroup:
         decision = self._planner(view)
         self.num_decisions += 1
         self._plan_look(decision)
-        waiting = []
         for request, degree in zip(view.requests, decision.degrees, strict=True):
-            job = self._jobs[request.request_id]
-            job.target = degree
-            if job.gpus:
-                self._set_timer(job)
-            elif degree:
-                waiting.append(job)
+            self._jobs[request.request_id].target = degree
         for request_id in decision.dropped:
             self._drop(self._jobs[request_id])
-        if waiting:
-            self._start_waiting()
+        jobs = tuple(self._jobs.values())
+        places = seat([_seat_of(job) for job in jobs], self._num_gpus)
+        for job, place in zip(jobs, places, strict=True):
+            job.place = place
+            if job.is_stepping:
+                self._set_timer(job)
+        for job, gpus in self._launches():
+            self._start(job, gpus)
 
     def _plan_look(self, decision: RoundDecision) -> None:
         if self._look_again is not None:
@@ -196,7 +212,7 @@ class SimulatedGroup:
 
     def _seen(self, job: _Job, now_s: float) -> GroupRequest:
         task, steps, ready_s = job.task, job.steps_done, 0.0
-        if job.gpus:
+        if job.is_stepping:
             steps = job.step_in_flight(now_s)
             began_s = job.step_end_s(steps - 1)
             ready_s = max(now_s, began_s + task.menu.step_s[job.level])
@@ -206,8 +222,8 @@ class SimulatedGroup:
             task.num_steps - steps,
             task.arrival_s,
             task.deadline_s,
-            job.gpu_s > 0 or bool(job.gpus),
-            len(job.gpus),
+            job.held is not None,
+            job.degree,
             job.target,
             ready_s,
         )
@@ -220,37 +236,36 @@ class SimulatedGroup:
 
     def _wait(self, job: _Job, step: int) -> None:
         """Wait for the end of a step of the present stretch, or the last if nothing changes."""
-        if job.target == len(job.gpus) and not job.is_dropped:
+        if job.place == job.held and not job.is_dropped:
             step = job.task.num_steps
         job.timer = self._events.at(job.step_end_s(step), partial(self._at_boundary, job, step))
 
     def _at_boundary(self, job: _Job, step: int) -> None:
         job.timer = None
-        num_held = len(job.gpus)
         if step == job.task.num_steps or job.is_dropped:
             self._release(job, step)
             self._end(job, finished=step == job.task.num_steps)
-        elif job.target == num_held or job.target > num_held + len(self._free):
-            # not enough free GPUs yet: try again after another step
+            return
+        begun = self._launches(job)
+        goes_on = any(one is job and gpus == job.held for one, gpus in begun)
+        if goes_on:
             self._wait(job, step + 1)
         else:
             self._release(job, step)
-            if job.target:
-                self._start(job)
-            self._start_waiting()
+        for one, gpus in begun:
+            if one is not job or not goes_on:
+                self._start(one, gpus)
 
-    def _start_waiting(self) -> None:
-        for job in self._jobs.values():
-            if not job.gpus and 0 < job.target <= len(self._free):
-                self._start(job)
+    def _launches(self, at_boundary: _Job | None = None) -> list[tuple[_Job, range]]:
+        """Return which requests begin a step now; of those that step, one may be at a boundary."""
+        jobs = tuple(self._jobs.values())
+        seats = [_seat_of(job, is_at_boundary=job is at_boundary) for job in jobs]
+        return [(jobs[index], gpus) for index, gpus in launches(seats, [job.place for job in jobs])]
 
-    def _start(self, job: _Job) -> None:
-        now_s, begun = self._events.now_s, job.gpu_s > 0
-        kept = [gpu for gpu in job.last_gpus if gpu in self._free]
-        others = [gpu for gpu in self._free if gpu not in kept]
-        job.gpus = tuple(sorted((kept + others)[: job.target]))
-        self._free = [gpu for gpu in self._free if gpu not in job.gpus]
-        job.level = job.task.menu.degrees.index(job.target)
+    def _start(self, job: _Job, gpus: range) -> None:
+        now_s, begun = self._events.now_s, job.held is not None
+        job.held = gpus
+        job.level = job.task.menu.degrees.index(len(gpus))
         job.begin_s = now_s
         job.first_step_s = now_s + self._switch_s * begun
         job.num_switches += begun
@@ -262,7 +277,7 @@ class SimulatedGroup:
             self.stretches.append(
                 Stretch(
                     job.task.request_id,
-                    job.gpus,
+                    tuple(job.held or ()),
                     job.begin_s,
                     job.first_step_s,
                     now_s,
@@ -270,17 +285,13 @@ class SimulatedGroup:
                     step - job.steps_done,
                 )
             )
-        job.gpu_s += (now_s - job.begin_s) * len(job.gpus)
-        job.steps_done = step
-        self._free = sorted((*self._free, *job.gpus))
-        job.last_gpus, job.gpus, job.level = job.gpus, (), -1
+        job.gpu_s += (now_s - job.begin_s) * job.degree
+        job.steps_done, job.level = step, -1
 
     def _drop(self, job: _Job) -> None:
         """Drop a request: at once, or at its next boundary."""
-        job.is_dropped = True
-        if job.gpus:
-            self._set_timer(job)
-        else:
+        job.is_dropped, job.target = True, 0
+        if not job.is_stepping:
             self._close(job, None)
 
     def _end(self, job: _Job, *, finished: bool) -> None:
@@ -291,3 +302,8 @@ class SimulatedGroup:
     def _close(self, job: _Job, finish_s: float | None) -> None:
         del self._jobs[job.task.request_id]
         self._on_end(GroupOutcome(job.task, finish_s, job.gpu_s, job.num_switches))
+
+
+def _seat_of(job: _Job, *, is_at_boundary: bool = False) -> Seat:
+    is_stepping = job.is_stepping and not is_at_boundary
+    return Seat(job.task.request_id, job.target, job.held, is_stepping=is_stepping)
