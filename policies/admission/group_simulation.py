@@ -19,7 +19,9 @@ from ray_cluster.policies.sequence_parallel.rounds import RoundOptions, plan_rou
 from ray_cluster.policies.sequence_parallel.types import DegreeMenu, GroupRequest, GroupView
 from ray_cluster.policies.types import RequestView
 
-_ROUNDING = 1e-9
+_ROUNDING_S = 1e-9
+# requests among which one of the head's decisions is counted on to choose, beside what any costs
+_ROWS, _ANY = 8, 2
 
 
 @dataclass(slots=True, eq=False)
@@ -49,8 +51,9 @@ class GroupSimulation:
         start: what it has, with what its ranks cost.
         now_s: present instant on the clock of the deadlines.
         encode_s: seconds from the lease of a request until it can step.
-        num_fine: decisions that are its head's; after these each request has as many ranks as it
-            can use, in the queue's order.
+        num_fine: decisions over a usual number of requests that are its head's, fewer over more;
+            after these, which cost most of a simulation, each request has as many ranks as it can
+            use, in the queue's order.
 
     Attributes:
         at_s: when something ends or comes next; infinite while it is idle.
@@ -61,7 +64,8 @@ class GroupSimulation:
         self, start: ForecastReplica, *, now_s: float, encode_s: float, num_fine: int
     ) -> None:
         assert start.group is not None, "it is a group"
-        self._now_s, self._group, self._num_fine = now_s, start.group, num_fine
+        self._now_s, self._group = now_s, start.group
+        self._effort = num_fine * (_ROWS + _ANY)
         self._options = RoundOptions(start.group.guard, drops=False)
         rows = [self._row(one, queue_key(one), start.reported_s) for one in start.held]
         rows += [
@@ -72,6 +76,7 @@ class GroupSimulation:
         self._coming = rows
         self._stepping: list[GroupRow] = []
         self._coding: list[GroupRow] = []
+        self._is_changed = False
         self._began_s = self.at_s = min([row.ready_s for row in rows], default=math.inf)
 
     def _row(self, request: RequestView, key: QueueKey, ready_s: float) -> GroupRow:
@@ -104,14 +109,26 @@ class GroupSimulation:
         for row in self._stepping:
             if row.level >= 0:
                 row.left -= span_s / row.menu.step_s[row.level]
-        for row in [one for one in self._stepping if one.left <= _ROUNDING]:
+        self._admit_ready()
+        soon_s = self.at_s + _ROUNDING_S
+        done = [row for row in self._coding if row.ready_s <= soon_s]
+        self._coding = [row for row in self._coding if row.ready_s > soon_s]
+        self.num_free += len(done)
+        return done
+
+    def _admit_ready(self) -> None:
+        """Move rows that have come to the ranks, and those that have all steps to the decoder."""
+        soon_s = self.at_s + _ROUNDING_S
+        come = [row for row in self._coming if row.ready_s <= soon_s]
+        if come:
+            self._coming = [row for row in self._coming if row.ready_s > soon_s]
+            self._stepping += come
+        ended = [row for row in self._stepping if row.left * row.menu.fastest_s <= _ROUNDING_S]
+        for row in ended:
             self._stepping.remove(row)
             row.ready_s = self.at_s + row.menu.tail_s
             self._coding.append(row)
-        done = [row for row in self._coding if row.ready_s <= self.at_s + _ROUNDING]
-        self._coding = [row for row in self._coding if row not in done]
-        self.num_free += len(done)
-        return done
+        self._is_changed = self._is_changed or bool(come or ended)
 
     def begin_run(self, next_s: float) -> None:
         """Decide, and go on until something ends or comes.
@@ -119,12 +136,10 @@ class GroupSimulation:
         Args:
             next_s: when the next request comes that it may be leased.
         """
-        soon_s = self.at_s + _ROUNDING
-        come = [row for row in self._coming if row.ready_s <= soon_s]
-        self._coming = [row for row in self._coming if row.ready_s > soon_s]
-        self._stepping += come
-        if self._stepping:
+        self._admit_ready()
+        if self._is_changed and self._stepping:
             self._decide()
+        self._is_changed = False
         ends_s = [
             self.at_s + row.left * row.menu.step_s[row.level]
             for row in self._stepping
@@ -138,9 +153,9 @@ class GroupSimulation:
 
     def _decide(self) -> None:
         """Give rows ranks, and charge those that change theirs."""
-        self._num_fine -= 1
         rows, num_ranks = self._stepping, self._group.num_ranks
-        if self._num_fine < 0:
+        self._effort -= len(rows) + _ANY
+        if self._effort < 0:
             rows.sort(key=lambda row: row.key)
             granted = grant_wide([row.menu for row in rows], range(len(rows)), num_ranks)
             levels = [granted.get(number, -1) for number in range(len(rows))]
@@ -169,5 +184,5 @@ class GroupSimulation:
             deadline_s=request.deadline_s,
             has_begun=row.has_begun,
             degree=0 if row.level < 0 else row.menu.degrees[row.level],
-            ready_s=0.0,
+            ready_s=-math.inf,
         )
