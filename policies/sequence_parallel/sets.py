@@ -48,8 +48,8 @@ def seat(seats: Sequence[Seat], num_ranks: int) -> tuple[range | None, ...]:
     """Return the set that each request is to step on next; None for those without any.
 
     Sets are taken by falling degree, so that all that fit by their number find one. A request stays
-    where it is if its degree does. Else it takes the place that the fewest such lose by it: a part
-    of what it has, or what is around that, before another.
+    where it is if its degree does. Else it takes the set that displaces the fewest of those; of
+    several, a part of what it has or what is around that.
 
     Raises:
         ValueError: there are not so many ranks.

@@ -65,6 +65,17 @@ def test_one_that_is_late_by_what_is_believed_gets_what_is_left_as_long_as_there
     assert both.degrees == (0, 2, 4)
 
 
+def test_late_ones_get_what_is_left_where_none_is_dropped() -> None:
+    keeps = RoundOptions(drops=False)
+    late = request(7, LARGE, steps_left=4, deadline_s=1.0)
+    doubtful = request(6, MIDDLE, steps_left=4, deadline_s=5.4)
+    urgent = request(8, SMALL, steps_left=1, deadline_s=0.7)
+    beside = plan_round(view(late, urgent, doubtful, num_gpus=7), keeps)
+    assert (beside.dropped, beside.sacrificed, beside.degrees) == ((), (6, 7), (1, 4, 2))
+    assert plan_round(view(late, urgent), keeps).degrees == (0, 4)
+    assert plan_round(view(late), keeps).degrees == (4,)
+
+
 def test_a_step_in_flight_that_overstays_is_waited_for() -> None:
     over = request(0, steps_left=0, deadline_s=9.0, degree=2, ready_s=1.0)
     decision = plan_round(view(over, request(1), now_s=2.0))
@@ -72,12 +83,13 @@ def test_a_step_in_flight_that_overstays_is_waited_for() -> None:
     assert decision.degrees[0] > 0
 
 
-@given(requests_strategy(8), st.sampled_from(["most", "large"]), st.integers(1, 9))
+@given(requests_strategy(8), st.sampled_from(["most", "large"]), st.integers(1, 9), st.booleans())
 def test_degrees_are_the_menus_fit_the_gpus_and_leave_no_usable_gpu_idle(
-    some: list[GroupRequest], guard: str, num_gpus: int
+    some: list[GroupRequest], guard: str, num_gpus: int, drops: bool
 ) -> None:
-    group = view(*some, num_gpus=num_gpus)
-    decision = plan_round(group, RoundOptions(guard))  # type: ignore[arg-type]
+    group = view(*some, num_gpus=num_gpus, now_s=1.0)
+    decision = plan_round(group, RoundOptions(guard, drops=drops))  # type: ignore[arg-type]
+    assert drops or not decision.dropped
     assert sum(decision.degrees) <= num_gpus
     idle = num_gpus - sum(decision.degrees)
     for one, degree in zip(some, decision.degrees, strict=True):
