@@ -36,7 +36,7 @@ BUDGET: dict[str, int] = {
     "kernels": 1_250,
     "models": 2_400,
     "observability": 1_100,
-    "policies": 9_800,
+    "policies": 10_200,
     "process": 300,
     "protocol": 2_150,
     "quality": 1_300,
