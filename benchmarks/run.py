@@ -28,6 +28,7 @@ SECTIONS: dict[str, tuple[str, float]] = {
     "overhead": ("benchmarks.engine.overhead", 40.0),
     "exports": ("benchmarks.engine.exports", 40.0),
     "family": ("benchmarks.engine.family", 10.0),
+    "groups": ("benchmarks.engine.groups", 90.0),
     "kernels": ("benchmarks.kernels.section", 15.0),
     "dispatcher": ("benchmarks.dispatcher.section", 150.0),
     "service": ("benchmarks.serving.service", 160.0),

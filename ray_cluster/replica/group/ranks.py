@@ -95,12 +95,14 @@ class _InFlight:
     Attributes:
         due_s: when it counts as hanging.
         left: ranks that have not answered.
+        step: the engine's number of a step; None for a call.
         future: of a call; None for a step.
     """
 
     began_s: float
     due_s: float
     left: set[int]
+    step: int | None = None
     future: Future[dict[str, Tensor]] | None = None
 
 
@@ -194,8 +196,10 @@ class GroupRanks:
     def begin(self, step: RankStep) -> None:
         """See :meth:`Ranks.begin`."""
         sent = framed({"latents": step.latents})
+        # the engine's numbers are not those of calls
+        number = next(self._numbers)
         head = SetStep(
-            step.call,
+            number,
             step.key,
             step.ranks.start,
             len(step.ranks),
@@ -207,9 +211,11 @@ class GroupRanks:
         )
         with self._changed:
             now_s = self._clock()
-            self._flying[step.call] = _InFlight(now_s, now_s + self.bound_s, {step.ranks.start})
+            self._flying[number] = _InFlight(
+                now_s, now_s + self.bound_s, {step.ranks.start}, step.call
+            )
             if not self._is_up or not self._send(step.ranks, head, sent.frames):
-                self._end_lost([step.call])
+                self._end_lost([number])
 
     def ends(self) -> Sequence[StepEnd]:
         """See :meth:`Ranks.ends`."""
@@ -269,7 +275,7 @@ class GroupRanks:
                     break
                 number, now_s = next(self._numbers), self._clock()
                 due_s = now_s + _CALL_BOUND_S
-                self._flying[number] = _InFlight(now_s, due_s, set(asked), future)
+                self._flying[number] = _InFlight(now_s, due_s, set(asked), future=future)
                 if not self._is_up or not self._send(asked, head(number), frames):
                     self._end_lost([number])
             try:
@@ -481,8 +487,9 @@ class GroupRanks:
             if flying.future is not None:
                 flying.future.set_result(tensors)
                 return
+            assert flying.step is not None, "it is a step or a call"
             seconds = ended_s - flying.began_s
-            self._ends.append(StepEnd(answer.call, seconds, tensors["prediction"]))
+            self._ends.append(StepEnd(flying.step, seconds, tensors["prediction"]))
         self._on_news()
 
     def _refused(self, world: _World | None, refusal: Refusal) -> None:
@@ -513,9 +520,9 @@ class GroupRanks:
                 continue
             if flying.future is not None:
                 flying.future.set_exception(RanksLost())
-            else:
+            elif flying.step is not None:
                 has_steps = True
-                self._ends.append(StepEnd(call, 0.0, None))
+                self._ends.append(StepEnd(flying.step, 0.0, None))
         if has_steps:
             threading.Thread(target=self._on_news, daemon=True).start()
 

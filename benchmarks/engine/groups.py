@@ -1,0 +1,215 @@
+"""What it costs that a model runs on several ranks: of a step on one, and of a change of ranks.
+
+A machine without as many cores as ranks says nothing of how much faster wide sets are; `degrees`
+shows what its ranks make of a step all the same.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from statistics import median, quantiles
+from typing import Any
+
+import torch
+
+from benchmarks.settings import Report, Settings
+from benchmarks.verdicts import at_most
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.groups.degree_costs import DegreeCosts, Way
+from ray_cluster.engine.groups.group_engine import GroupEngine
+from ray_cluster.engine.groups.group_executor import GroupExecutor, GroupModel
+from ray_cluster.engine.groups.ranks import RankStep
+from ray_cluster.engine.models.loading import LoadedModel, load_model, start_states
+from ray_cluster.engine.stages.building import build_engine
+from ray_cluster.engine.step.state import RequestState
+from ray_cluster.engine.step.step_engine import StepEngine
+from ray_cluster.policies.sequence_parallel.rounds import plan_round
+from ray_cluster.policies.types import DegreeCost, GroupCost, StepCost
+from ray_cluster.replica.group.processes import start_child
+from ray_cluster.replica.group.ranks import GroupRanks
+from ray_cluster.requests import ImageRequest
+
+_MODEL, _RANKS = "shapes-sd3", 4
+_SIZES_PX = (64, 128)
+_AIM_COORDINATION_MS, _AIM_SWITCH_MS = 1.5, 10.0
+_CHANGES = {
+    "same": (range(2), range(2)),
+    "grow": (range(2), range(4)),
+    "shrink": (range(4), range(2)),
+    "move": (range(2), range(2, 4)),
+}
+_NUM_STEPS = 40
+_COST = StepCost(0.001, 1.0)
+
+
+def measure(settings: Settings, report: Report) -> dict[str, Any]:
+    """Measure steps of one image at a time."""
+    pool = PoolConfig(name="g", model=_MODEL, ranks=_RANKS)
+    with torch.inference_mode(), _group(pool) as group:
+        report(0.2, "groups: one rank")
+        coordination = [
+            _coordination(group, side, max(4, settings.step_rounds // 5)) for side in _SIZES_PX
+        ]
+        report(0.6, "groups: changes of ranks")
+        switches = [_switches(group, side, 4 * settings.step_rounds) for side in _SIZES_PX]
+        report(0.9, "groups: degrees")
+        degrees = [_degrees(group, side, settings.step_rounds) for side in (*_SIZES_PX, 256)]
+    rows = [row for part in switches for row in part]
+    aims = [
+        at_most(
+            f"coordination, {one['side_px']} px",
+            _AIM_COORDINATION_MS,
+            one["more_ms"],
+            one["ci_ms"],
+            "ms a step",
+        ).as_dict()
+        for one in coordination
+    ]
+    aims += [
+        at_most(
+            f"switch: {one['change']}, {one['side_px']} px",
+            _AIM_SWITCH_MS,
+            one["p50_ms"],
+            (one["p50_ms"], one["p50_ms"]),
+            "ms",
+        ).as_dict()
+        for one in rows
+        if one["change"] != "same"
+    ]
+    return {
+        "what": f"steps of one image of {_MODEL} on {_RANKS} ranks that are processes here (gloo), "
+        "wall time",
+        "tables": {"one rank": coordination, "changes": rows, "degrees": degrees},
+        "aims": aims,
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    ranks: GroupRanks
+    model: LoadedModel
+    news: threading.Event
+
+    def state(self, side: int, seed: int) -> RequestState:
+        request = ImageRequest(
+            request_id=f"r{seed}",
+            model=_MODEL,
+            prompt="a large blue star",
+            width_px=side,
+            height_px=side,
+            num_steps=_NUM_STEPS,
+            guidance_scale=1.0,
+            sampler=self.model.profile.default_sampler,
+            seed=seed,
+        )
+        (state,) = start_states(self.model, [request], now_s=0.0)
+        return state
+
+    def engine(self) -> GroupEngine:
+        """Return an engine that steps on one rank."""
+        executor = self.model.executor
+        channels, patch = executor.latent_shape(64, 64)[0], executor.patch_multiple
+        factor = 64 // executor.latent_shape(64, 64)[1]
+        facts = GroupModel(executor.dtype, channels, patch, factor)
+        cost = GroupCost(_RANKS, (DegreeCost(1, _COST),), factor * patch)
+        costs = DegreeCosts([Way(1)], cost)
+        return GroupEngine(
+            GroupExecutor(facts, self.ranks),
+            self.model.tables,
+            time.monotonic,
+            costs=costs,
+            planner=partial(plan_round),
+        )
+
+    def step_s(self, call: int, key: int, side: int, ranks: range) -> float:
+        """Take a step; return its seconds."""
+        channels, height, width = self.model.executor.latent_shape(side, side)
+        latents = torch.zeros(height * width, channels)
+        step = RankStep(call, key, ranks, "together", (height, width), latents, 500.0, 1.0)
+        self.ranks.begin(step)
+        while not (ends := self.ranks.ends()):
+            self.news.wait()
+            self.news.clear()
+        return ends[0].seconds
+
+
+@contextmanager
+def _group(pool: PoolConfig) -> Iterator[_Group]:
+    model = load_model(pool.model_copy(update={"ranks": 1}))
+    ranks, news = GroupRanks(pool.model_dump_json(), _RANKS, start_child), threading.Event()
+    try:
+        ranks.wait_up()
+        ranks.call_when_news(news.set)
+        yield _Group(ranks, model, news)
+    finally:
+        ranks.close()
+
+
+def _coordination(group: _Group, side: int, rounds: int) -> dict[str, Any]:
+    """Compare whole runs on one rank with runs of the engine of this process, in turns."""
+    seconds: dict[str, list[float]] = {"group": [], "one process": []}
+    for number in range(rounds + 1):
+        here = build_engine(group.model, max_batch=1, clock=time.monotonic)
+        for name, engine in (("group", group.engine()), ("one process", here)):
+            seconds[name].append(_run_s(group, engine, side, number) / _NUM_STEPS)
+    # the first of each warms up
+    pairs = zip(*(one[1:] for one in seconds.values()), strict=True)
+    more_ms = sorted(1e3 * (there - here) for there, here in pairs)
+    return {
+        "side_px": side,
+        "group_ms": 1e3 * median(seconds["group"][1:]),
+        "one_process_ms": 1e3 * median(seconds["one process"][1:]),
+        "more_ms": median(more_ms),
+        "ci_ms": (more_ms[0], more_ms[-1]),
+    }
+
+
+def _run_s(group: _Group, engine: StepEngine, side: int, number: int) -> float:
+    engine.add(group.state(side, number))
+    began_s = time.perf_counter()
+    while len(engine):
+        if engine.can_step:
+            engine.step()
+        else:
+            group.news.wait()
+            group.news.clear()
+    return time.perf_counter() - began_s
+
+
+def _switches(group: _Group, side: int, rounds: int) -> list[dict[str, Any]]:
+    """Time steps after others on the same ranks, and after such on others."""
+    key = group.ranks.keep(group.state(side, 0).conditioning, None)
+    calls = iter(range(10**6, 10**7))
+    taken: dict[str, list[float]] = {name: [] for name in _CHANGES}
+    usual: dict[range, list[float]] = {}
+    for _ in range(rounds):
+        for name, (before, after) in _CHANGES.items():
+            group.step_s(next(calls), key, side, before)
+            taken[name].append(group.step_s(next(calls), key, side, after))
+            usual.setdefault(after, []).append(group.step_s(next(calls), key, side, after))
+    group.ranks.forget(key)
+    return [
+        _row(side, name, [1e3 * (one - median(usual[after])) for one in taken[name]])
+        for name, (_, after) in _CHANGES.items()
+    ]
+
+
+def _row(side: int, name: str, more_ms: Sequence[float]) -> dict[str, Any]:
+    cuts = quantiles(more_ms, n=100)
+    return {"side_px": side, "change": name, "p50_ms": median(more_ms), "p99_ms": cuts[98]}
+
+
+def _degrees(group: _Group, side: int, rounds: int) -> dict[str, Any]:
+    key = group.ranks.keep(group.state(side, 0).conditioning, None)
+    calls = iter(range(10**7, 10**8))
+    row: dict[str, Any] = {"side_px": side}
+    for degree in (1, 2, 4):
+        taken = [group.step_s(next(calls), key, side, range(degree)) for _ in range(rounds)]
+        row[f"degree_{degree}_ms"] = 1e3 * median(taken)
+    group.ranks.forget(key)
+    return row
