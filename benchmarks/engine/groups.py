@@ -10,8 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 from typing import Any
 
@@ -44,6 +43,7 @@ _CHANGES = {
     "move": (range(2), range(2, 4)),
 }
 _NUM_STEPS = 40
+_NEVER_S = 1e12
 _COST = StepCost(0.001, 1.0)
 
 
@@ -108,7 +108,7 @@ class _Group:
             seed=seed,
         )
         (state,) = start_states(self.model, [request], now_s=0.0)
-        return state
+        return replace(state, deadline_s=_NEVER_S)
 
     def engine(self) -> GroupEngine:
         """Return an engine that steps on one rank."""
@@ -123,7 +123,7 @@ class _Group:
             self.model.tables,
             time.monotonic,
             costs=costs,
-            planner=partial(plan_round),
+            planner=plan_round,
         )
 
     def step_s(self, call: int, key: int, side: int, ranks: range) -> float:
