@@ -294,7 +294,11 @@ class GroupEngine(StepEngine):
         ]
 
     def _begin(self, turn: _Turn, row: Held, ranks: range, now_s: float) -> None:
+        before = row.prepared
         row.begin_step()
+        if row.prepared is None:
+            # its LoRAs have come
+            self._forget(before)
         prepare_rows([row], self._group_executor)
         view = self._view(row)
         call, _ = call_of([row], [Turn()], self._group_executor)

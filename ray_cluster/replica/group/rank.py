@@ -92,10 +92,9 @@ def _end_with(link: Link, reason: Refusal) -> NoReturn:
 
 def _loaded(start: GroupStart, pool: PoolConfig, link: Link) -> _Rank:
     """Meet the other ranks, and load."""
-    if pool.device == "cpu":
-        # all ranks of a group are on one node, and its host name need not mean anything there
-        set_environment({"GLOO_SOCKET_IFNAME": "lo"})
-    else:
+    # all ranks of a group are on one node: nobody else need reach them
+    set_environment({"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"})
+    if pool.device == "cuda":
         # a child of the head sees all GPUs, an actor its own
         torch.cuda.set_device(start.rank % torch.cuda.device_count())
     host, _, port = start.store.rpartition(":")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import socket
 import threading
 import time
 import weakref
@@ -157,8 +158,15 @@ class GroupRanks:
         self._ends: deque[StepEnd] = deque()
         self.num_recoveries = 0
         self.recovery_s = 0.0
+        # by itself it would listen on all addresses, and it asks nobody who they are
+        listener = socket.create_server((_HOST, 0))
         self._store = TCPStore(
-            _HOST, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=START_S)
+            _HOST,
+            listener.getsockname()[1],
+            is_master=True,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=START_S),
+            master_listen_fd=listener.detach(),
         )
         self._listener: Listener = listen(_HOST, self._serve)
         self._starting = threading.Thread(target=self._run, name="ranks", daemon=True)
