@@ -19,11 +19,11 @@ from operator import itemgetter
 from typing import Protocol
 
 from ray_cluster.policies.admission.fluid import slowest_cost
-from ray_cluster.policies.admission.group_simulation import GroupSimulation
+from ray_cluster.policies.admission.group_simulation import GroupSimulation, rows_of_decisions
 from ray_cluster.policies.admission.replica_simulation import ForecastReplica, ReplicaSimulation
 from ray_cluster.policies.leasing.ordering import QueueKey, queue_key
 from ray_cluster.policies.leasing.placement import WINDOW, Residency, passed_over, place
-from ray_cluster.policies.types import RequestView
+from ray_cluster.policies.types import GroupCost, RequestView
 
 # larger cells are predicted as a fluid: requests, waiting and leased, and replicas; so are some
 # that have almost as many of both, by what a forecast of them costs
@@ -38,6 +38,8 @@ _BUDGET = 4000.0
 _FORECAST, _CHOICE, _ROW, _REQUEST, _REPLICA = 170.0, 4.0, 1.3, 14.0, 40.0
 # and the choice among waiting requests that need adapters
 _PLACED = 40.0
+# a request among which a group of ranks decides, and the menu of its degrees
+_DECIDED, _MENU = 5.0, 11.0
 # later arrivals that a forecast has at most
 _MOST_LATER = 24
 
@@ -52,6 +54,10 @@ class Slots(Protocol):
     @property
     def max_batch(self) -> int:
         """Most of them that it steps together."""
+
+    @property
+    def group(self) -> GroupCost | None:
+        """What it costs on its ranks, if it has several."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,15 +100,32 @@ def forecasts_within_budget(num_requests: int, num_placed: int, slots: Sequence[
         num_placed: those that wait, if one of them needs adapters or a template.
         slots: of each replica.
     """
-    # twice their equal part: some have more than others
-    part = 2 * math.ceil(num_requests / len(slots))
-    held = max(min(one.max_in_flight, part) for one in slots)
-    leaves_some_out = any(min(one.max_in_flight, part) > one.max_batch for one in slots)
-    most_fine = max(_MOST_FINE, _FEWEST_FINE * len(slots))
-    num_fine = most_fine if leaves_some_out else min(most_fine, num_requests + len(slots))
-    effort = _FORECAST + num_fine * (_CHOICE + _ROW * held)
+    part = math.ceil(num_requests / len(slots))
+    groups = [one for one in slots if one.group is not None]
+    num_fine = _num_fine(len(slots))
+    decided = sum(rows_of_decisions(part, one.max_in_flight, num_fine=num_fine) for one in groups)
+    effort = _FORECAST + _DECIDED * decided + (_MENU * num_requests if groups else 0.0)
+    effort += _choices(num_requests, [one for one in slots if one.group is None], len(slots))
     effort += _REQUEST * num_requests + _PLACED * num_placed + _REPLICA * len(slots)
     return int(_BUDGET / effort)
+
+
+def _num_fine(num_replicas: int) -> int:
+    """How many decisions are simulated as engines make them, of each replica."""
+    return max(_FEWEST_FINE, _MOST_FINE // num_replicas)
+
+
+def _choices(num_requests: int, plain: Sequence[Slots], num_replicas: int) -> float:
+    """What the choices of batches cost on the replicas that are no groups."""
+    if not plain:
+        return 0.0
+    # twice their equal part: some have more than others
+    part = 2 * math.ceil(num_requests / num_replicas)
+    held = max(min(one.max_in_flight, part) for one in plain)
+    leaves_some_out = any(min(one.max_in_flight, part) > one.max_batch for one in plain)
+    most_fine = max(_MOST_FINE, _FEWEST_FINE * len(plain))
+    num_fine = most_fine if leaves_some_out else min(most_fine, num_requests + len(plain))
+    return num_fine * (_CHOICE + _ROW * held)
 
 
 def forecast_s(view: ForecastView, wanted: Sequence[RequestView] = ()) -> Mapping[str, float]:
@@ -125,7 +148,7 @@ class _Simulation:
                 one,
                 now_s=view.now_s,
                 encode_s=view.encode_s,
-                num_fine=max(_FEWEST_FINE, _MOST_FINE // len(view.replicas)),
+                num_fine=_num_fine(len(view.replicas)),
             )
             for one in view.replicas
         ]

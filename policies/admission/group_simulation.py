@@ -24,6 +24,19 @@ _ROUNDING_S = 1e-9
 _ROWS, _ANY = 8, 2
 
 
+def rows_of_decisions(num_requests: int, max_in_flight: int, *, num_fine: int) -> int:
+    """Return among how many requests a group's decisions choose, summed over all of them.
+
+    Args:
+        num_requests: that it serves until it is idle.
+        num_fine: see :class:`GroupSimulation`, which bounds the sum by it.
+    """
+    held = min(num_requests, max_in_flight)
+    # it decides at the end of each request, first among as many as it may hold
+    rows = (num_requests - held) * held + held * (held + 1) // 2
+    return min(num_fine * (_ROWS + _ANY), rows + _ANY * num_requests)
+
+
 @dataclass(slots=True, eq=False)
 class GroupRow:
     """A request on a simulated group.

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import invariant
 
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig
 from ray_cluster.dispatch.core import DispatchCore
-from ray_cluster.policies.admission.forecast import MOST_REPLICAS, MOST_REQUESTS
+from ray_cluster.policies.admission.forecast import MOST_REPLICAS, MOST_REQUESTS, forecast_s
+from ray_cluster.policies.types import DegreeCost, GroupCost, StepCost
 from tests.dispatch.test_machine import DispatchMachine
 from tests.fakes import STEP_COST, image_request, poll_of, registration
 from tests.policies.queues import ListQueue
@@ -112,3 +115,30 @@ def test_the_last_replica_of_a_model_is_remembered_and_a_new_one_takes_its_place
     pool = core.queue.pool("m")
     assert pool is not None
     assert (pool.num_replicas, pool.num_slots) == (1, 4)
+
+
+def test_a_group_is_forecast_by_what_its_ranks_cost_as_it_last_reported() -> None:
+    core = DispatchCore(config=DispatchConfig(), limits=LimitsConfig(), epoch=1)
+    core.register(replace(registration("g"), group=group_of({1: 1.0, 2: 0.6})), 0.0)
+    requests = [image_request(one) for one in "ab"]
+    views = [one.view(arrival_s=0.0, deadline_s=99.0) for one in requests]
+
+    def spans_s(num: int) -> list[float]:
+        view = core.queue.forecast_view(views[:num], 0.0)
+        assert view is not None
+        ends_s = forecast_s(replace(view, queue=views[:num]))
+        return [ends_s[one.request_id] - view.encode_s for one in views[:num]]
+
+    assert spans_s(1) == pytest.approx([6.0])
+    assert spans_s(2) == pytest.approx([10.0, 10.0])
+    faster = group_of({1: 0.5, 2: 0.3})
+    for poll in (replace(poll_of("g"), group=faster), poll_of("g")):
+        core.poll(poll, 0.0)
+        assert spans_s(1) == pytest.approx([3.0])
+    assert spans_s(2) == pytest.approx([5.0, 5.0])
+
+
+def group_of(steps_s: Mapping[int, float]) -> GroupCost:
+    """Two ranks by their seconds of a step, whatever its size."""
+    costs = tuple(DegreeCost(degree, StepCost(one, 0.0)) for degree, one in steps_s.items())
+    return GroupCost(2, costs, token_px=16)

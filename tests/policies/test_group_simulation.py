@@ -12,7 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ray_cluster.policies.admission import group_simulation
-from ray_cluster.policies.admission.forecast import ForecastView, forecast_s
+from ray_cluster.policies.admission.forecast import (
+    ForecastView,
+    forecast_s,
+    forecasts_within_budget,
+)
+from ray_cluster.policies.admission.group_simulation import rows_of_decisions
 from ray_cluster.policies.admission.replica_simulation import ForecastReplica, Leased
 from ray_cluster.policies.sequence_parallel.rounds import RoundOptions, plan_round
 from ray_cluster.policies.sequence_parallel.types import GroupView, RoundDecision
@@ -173,5 +178,18 @@ def test_what_decisions_may_cost_is_bounded_and_all_end_at_any_number(
     ]
     replica = replica_of(group_of(), held, max_in_flight=num_held)
     assert len(forecast_s(ForecastView(0.0, [replica]))) == num_held
-    assert sum(seen) < 32 * 10
-    assert (len(seen) == num_held) == (num_held == 8)
+    # what the estimate of a forecast's cost counts with, two for each decision
+    counted = rows_of_decisions(num_held, num_held, num_fine=32)
+    assert sum(seen) + 2 * len(seen) <= counted <= 32 * 10
+    assert (len(seen) == num_held) == (num_held == 8) == (sum(seen) + 2 * len(seen) == counted)
+
+
+def test_a_group_is_simulated_as_long_as_its_decisions_cost_little() -> None:
+    group = replica_of(group_of(), max_in_flight=16)
+    plain = ForecastReplica(StepCost(0.7, 0.0), 1, 16)
+
+    def most(*replicas: ForecastReplica) -> int:
+        return next(n for n in range(2, 99) if forecasts_within_budget(n, 0, replicas) < 2) - 1
+
+    assert 16 < most(group) < 24 < most(plain)
+    assert most(group) < most(group, group)
