@@ -23,8 +23,7 @@ def build_skill(arguments: WorkerArguments, settings: WorkerSettings | None, hos
     """
     # not above: torch and the model libraries take seconds, and not every kind needs them
     with uncollected():
-        builder = import_module(
-            GROUP_BUILDER if arguments.is_group else KINDS[arguments.kind].builder
-        )
+        name = GROUP_BUILDER if arguments.is_group else KINDS[arguments.kind].builder
+        builder = import_module(name)
     skill: Skill = builder.build(arguments, settings, host)
     return skill
