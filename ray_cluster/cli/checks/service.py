@@ -168,7 +168,9 @@ def _processors(config: ClusterConfig) -> Finding:
     cores = os.cpu_count() or 1
     offered = config.ray.num_cpus or cores
     reserved = sum(one.reserved_cpus * one.replicas for one in config.workers)
-    threads = sum(one.hardware.num_threads * one.replicas for one in config.workers)
+    threads = sum(
+        one.num_processes * one.hardware.num_threads * one.replicas for one in config.workers
+    )
     found = f"{cores}; replicas reserve {reserved:g} of {offered} and run {threads} thread(s)"
     if reserved > offered:
         return problem(

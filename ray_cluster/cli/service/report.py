@@ -127,7 +127,8 @@ def _what(
     number_format = pool.number_format() if words is None else words.number_format
     device = f"{pool.device}, {number_format}" if number_format else pool.device
     device += f", {pool.num_gpus:g} GPU" if pool.num_gpus else f", {pool.num_threads} thread(s)"
-    lines = [f"{pool.model_name}: {pool.model} on {device}; batches of at most {pool.max_batch}"]
+    how = f"{pool.ranks} ranks" if pool.is_group else f"batches of at most {pool.max_batch}"
+    lines = [f"{pool.model_name}: {pool.model} on {device}; {how}"]
     lines += [
         f"the cascade {one.name} begins here; {one.heavy} makes anew what this does badly"
         for one in config.cascades

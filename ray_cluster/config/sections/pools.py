@@ -268,12 +268,13 @@ class PoolConfig(Hardware, WorkerConfig):
         return self.max_in_flight
 
     @property
-    def reserved_cpus(self) -> float:
-        return self.ranks * self.num_cpus
+    def num_processes(self) -> int:
+        return self.ranks
 
     @property
-    def reserved_gpus(self) -> float:
-        return self.ranks * self.num_gpus
+    def step_batch(self) -> int:
+        """Images that are stepped together at most; a group steps each on ranks of its own."""
+        return 1 if self.is_group else self.max_batch
 
     @property
     def is_group(self) -> bool:

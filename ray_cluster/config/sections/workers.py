@@ -90,14 +90,19 @@ class WorkerConfig(Section):
         return own if isinstance(own, Hardware) else Hardware()
 
     @property
+    def num_processes(self) -> int:
+        """Processes of a replica that compute."""
+        return 1
+
+    @property
     def reserved_cpus(self) -> float:
         """CPUs that Ray reserves for a replica."""
-        return self.num_cpus
+        return self.num_processes * self.num_cpus
 
     @property
     def reserved_gpus(self) -> float:
         """GPUs likewise."""
-        return self.hardware.num_gpus
+        return self.num_processes * self.hardware.num_gpus
 
     @property
     def is_service(self) -> bool:

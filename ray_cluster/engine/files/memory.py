@@ -359,9 +359,9 @@ def plan_model_memory(
         card: the GPU; None for a CPU, or for one of which ``memory_gib`` says all.
     """
     return plan_memory(
-        model_need(folder, sizes, dtype, pool.max_batch, torch.device(pool.device)),
+        model_need(folder, sizes, dtype, pool.step_batch, torch.device(pool.device)),
         budget_bytes=_budget_bytes(pool, card),
-        max_batch=pool.max_batch,
+        max_batch=pool.step_batch,
         can_offload=pool.device == "cuda" and pool.offload == "auto",
     )
 
@@ -371,6 +371,7 @@ def _budget_bytes(pool: PoolConfig, card: Card | None) -> int:
     given = pool.memory_bytes
     if card is None:
         available = psutil.virtual_memory().available
-        return int(available * _USABLE_SHARE) if given is None else given
+        # ranks of a group share the machine's memory
+        return int(available * _USABLE_SHARE / pool.ranks) if given is None else given
     most = min(card.free_bytes, replica_bytes(card, pool.num_gpus, given))
     return int(most * _USABLE_SHARE) if given is None else most
