@@ -195,7 +195,7 @@ class GroupEngine(StepEngine):
         turn = self._turns[request_id]
         turn.step = None
         if end.prediction is None:
-            turn.num_lost += 1
+            turn.num_lost += end.is_suspect
             self.tally.num_lost += 1
             self._is_changed = True
             if turn.num_lost >= _MOST_LOST:

@@ -70,11 +70,13 @@ class StepEnd:
     Attributes:
         seconds: from its beginning until its prediction was here.
         prediction: ``[M, C]`` float32, after guidance; None if the ranks were lost with it.
+        is_suspect: whether it may be why they were lost: it was on the rank that was lost first.
     """
 
     call: int
     seconds: float
     prediction: Tensor | None
+    is_suspect: bool = False
 
 
 class Ranks(Protocol):

@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -96,6 +96,7 @@ class _InFlight:
     Attributes:
         due_s: when it counts as hanging.
         left: ranks that have not answered.
+        ranks: that are at it.
         step: the engine's number of a step; None for a call.
         future: of a call; None for a step.
     """
@@ -103,6 +104,7 @@ class _InFlight:
     began_s: float
     due_s: float
     left: set[int]
+    ranks: Collection[int]
     step: int | None = None
     future: Future[dict[str, Tensor]] | None = None
 
@@ -220,7 +222,7 @@ class GroupRanks:
         with self._changed:
             now_s = self._clock()
             self._flying[number] = _InFlight(
-                now_s, now_s + self.bound_s, {step.ranks.start}, step.call
+                now_s, now_s + self.bound_s, {step.ranks.start}, step.ranks, step.call
             )
             if not self._is_up or not self._send(step.ranks, head, sent.frames):
                 self._end_lost([number])
@@ -283,7 +285,7 @@ class GroupRanks:
                     break
                 number, now_s = next(self._numbers), self._clock()
                 due_s = now_s + _CALL_BOUND_S
-                self._flying[number] = _InFlight(now_s, due_s, set(asked), future=future)
+                self._flying[number] = _InFlight(now_s, due_s, set(asked), asked, future=future)
                 if not self._is_up or not self._send(asked, head(number), frames):
                     self._end_lost([number])
             try:
@@ -408,10 +410,15 @@ class GroupRanks:
                 now_s = self._clock()
                 hanging = [one for one in self._flying.values() if one.due_s <= now_s]
                 if hanging:
-                    self._lose(world, f"ranks {sorted(hanging[0].left)} are silent")
+                    why = f"ranks {sorted(hanging[0].left)} are silent"
+                    self._lose(world, why, hanging[0].ranks)
 
-    def _lose(self, world: _World, why: str) -> None:
-        """Give a world up; its ranks are killed by the thread that started them."""
+    def _lose(self, world: _World, why: str, first: Collection[int] = ()) -> None:
+        """Give a world up; its ranks are killed by the thread that started them.
+
+        Args:
+            first: ranks that were lost first, and took the others with them.
+        """
         if world.is_lost:
             return
         world.is_lost, self._why = True, self._why if self._why.startswith("rank ") else why
@@ -419,7 +426,7 @@ class GroupRanks:
             logger.error("%s: all ranks are started again", why)
         if world is self._world:
             self._is_up = False
-            self._end_lost(list(self._flying))
+            self._end_lost(list(self._flying), first)
         self._changed.notify_all()
 
     def _end(self, world: _World) -> None:
@@ -455,7 +462,8 @@ class GroupRanks:
             link.close()
             if world is not None:
                 with self._changed:
-                    self._lose(world, why)
+                    own = [rank for rank, one in world.links.items() if one is link]
+                    self._lose(world, why, own)
 
     def _take(self, link: Link, world: _World | None, message: Message) -> _World | None:
         head = FROM_RANK.decode(message.head)
@@ -506,7 +514,8 @@ class GroupRanks:
             if flying is None or flying.future is None or world is None:
                 # the other ranks of its set wait for it
                 if world is not None:
-                    self._lose(world, f"rank {refusal.rank}: {refusal.message}")
+                    first = [refusal.rank] if flying is None else flying.ranks
+                    self._lose(world, f"rank {refusal.rank}: {refusal.message}", first)
                 return
             del self._flying[refusal.call]
         error: Exception
@@ -519,7 +528,7 @@ class GroupRanks:
                 error = RequestFailed(refusal.message, "denoise")
         flying.future.set_exception(error)
 
-    def _end_lost(self, calls: Sequence[int]) -> None:
+    def _end_lost(self, calls: Sequence[int], first: Collection[int] = ()) -> None:
         """End what ranks were at, under the lock."""
         has_steps = False
         for call in calls:
@@ -530,7 +539,8 @@ class GroupRanks:
                 flying.future.set_exception(RanksLost())
             elif flying.step is not None:
                 has_steps = True
-                self._ends.append(StepEnd(flying.step, 0.0, None))
+                is_suspect = not set(first).isdisjoint(flying.ranks)
+                self._ends.append(StepEnd(flying.step, 0.0, None, is_suspect))
         if has_steps:
             threading.Thread(target=self._on_news, daemon=True).start()
 

@@ -216,3 +216,20 @@ def test_reuse_schedules_and_controlnets_are_refused(zoo: Zoo) -> None:
     (state,) = _states(zoo, "sd3", 1)
     with pytest.raises(ValueError, match="reuse schedule"):
         engine.add(replace(state, reuse=ReuseSchedule.parse("outer1-every2")))
+
+
+@torch.inference_mode()
+def test_requests_on_other_ranks_than_the_lost_one_are_not_blamed(zoo: Zoo) -> None:
+    engine, ranks = group_of(zoo.model("sd3"))
+    for state in _states(zoo, "sd3", 4, slo_s=1e-3):
+        engine.add(state)
+    failed: list[str] = []
+    for _ in range(20):
+        failed += [one.state.request.request_id for one in engine.step().failed]
+        if failed:
+            break
+        (first,) = {step.ranks.start for _, _, step, _ in ranks.running.values()} & {0}
+        ranks.lose(first)
+        ranks.come_back()
+    assert len(failed) == 1
+    assert len(run(engine, ranks)) > 0

@@ -98,9 +98,12 @@ class VirtualRanks:
         del self.running[call]
         self._ends.append(StepEnd(call, self.now_s - began_s, prediction))
 
-    def lose(self) -> None:
-        """Lose all ranks, with the steps that they are at."""
-        self._ends += [StepEnd(call, 0.0, None) for call in self.running]
+    def lose(self, first: int = 0) -> None:
+        """Lose all ranks, one of them first, with the steps that they are at."""
+        self._ends += [
+            StepEnd(call, 0.0, None, first in step.ranks)
+            for call, (_, _, step, _) in self.running.items()
+        ]
         self.running.clear()
         self.is_up = False
 
