@@ -25,7 +25,7 @@ BUDGET: dict[str, int] = {
     "cli": 8_400,
     "codec": 400,
     "compat": 100,
-    "config": 3_000,
+    "config": 3_010,
     "control": 1_000,
     "deployments": 1_900,
     "dispatch": 6_550,

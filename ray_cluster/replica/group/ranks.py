@@ -333,6 +333,19 @@ class GroupRanks:
     # the thread that starts ranks, and looks after what hangs
 
     def _run(self) -> None:
+        try:
+            self._keep_up()
+        except Exception as error:
+            # nobody else would say it to those who wait
+            logger.exception("the ranks cannot be started")
+            with self._changed:
+                self._error = f"{type(error).__name__}: {error}"
+                self._changed.notify_all()
+            if self._world is not None:
+                self._end(self._world)
+
+    def _keep_up(self) -> None:
+        """Start ranks, and start them again whenever they are lost."""
         failures, began_s = 0, self._clock()
         while not self._is_over:
             world = self._started()
@@ -438,8 +451,9 @@ class GroupRanks:
         while not all(one.has_ended() for one in world.processes) and time.monotonic() < until_s:
             time.sleep(0.01)
         # one that was stopped does not hear of it
-        for pid in world.pids.values():
-            kill_process(pid)
+        for rank, pid in world.pids.items():
+            if not world.processes[rank].has_ended():
+                kill_process(pid)
         for link in world.links.values():
             link.close()
 
