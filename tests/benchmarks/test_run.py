@@ -57,4 +57,4 @@ def test_unknown_section_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert "nonsense" in error
-    assert "allowed: engine, sizes, overhead, exports, family, kernels, dispatcher" in error
+    assert "allowed: engine, sizes, overhead, exports, family, groups, kernels" in error

@@ -32,7 +32,12 @@ context = anything(get_temp_dir=lambda: folder.name, get_session_name=lambda: "s
 # asked for its own, Ray would start
 worker.ray = anything(get_runtime_context=lambda: context)
 arguments = anything(
-    kind="denoise", name="p", logs=None, storage=None, dispatch=anything(patience_s=1)
+    kind="denoise",
+    name="p",
+    logs=None,
+    storage=None,
+    dispatch=anything(patience_s=1),
+    is_group=False,
 )
 # torch reads its environment once: a process for each, which has all but torch from this one
 for given in sys.argv[1:]:

@@ -16,12 +16,14 @@ from ray_cluster.dispatch.reports.demand import DemandCounts
 from ray_cluster.dispatch.reports.metrics import JobCounts, cell_snapshot
 from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.reports.statistics import OutcomeCounters
+from ray_cluster.engine.groups.tally import Tally
 from ray_cluster.engine.step.step_engine import StepReport
 from ray_cluster.jobs.controller_metrics import plan_snapshot
 from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot, merge, render, take
 from ray_cluster.protocol.controller import PlanReport, RoundRecord
 from ray_cluster.replica.controlnet.metrics import ControlNetClientMetrics, ControlNetServerMetrics
 from ray_cluster.replica.denoise.metrics import ReplicaMetrics, ScorerMetrics
+from ray_cluster.replica.group.metrics import GroupMetrics
 from ray_cluster.replica.lora_store.metrics import LoraMetrics
 
 
@@ -134,6 +136,7 @@ def test_the_documentation_names_every_metric() -> None:
         LoraMetrics("node").snapshot(0),
         ControlNetServerMetrics("edges").snapshot(),
         ControlNetClientMetrics().snapshot(),
+        GroupMetrics("m").snapshot(Tally(), 0, 0.0),
         cell_snapshot(cluster, JobCounts()),
         plan_snapshot(report, 0.0),
     ]

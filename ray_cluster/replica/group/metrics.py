@@ -6,7 +6,6 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from ray_cluster.engine.groups.tally import Tally
 from ray_cluster.observability.metrics_snapshot import Snapshot, take
-from ray_cluster.replica.group.ranks import GroupRanks
 
 
 class GroupMetrics:
@@ -46,8 +45,13 @@ class GroupMetrics:
         counter.labels(self._model, *labels).inc(max(0.0, total - self._seen.get(key, 0.0)))
         self._seen[key] = total
 
-    def snapshot(self, tally: Tally, ranks: GroupRanks) -> Snapshot:
-        """Return the present values."""
+    def snapshot(self, tally: Tally, num_recoveries: int, recovery_s: float) -> Snapshot:
+        """Return the present values.
+
+        Args:
+            num_recoveries: times that all ranks were started again.
+            recovery_s: seconds that the last one took.
+        """
         for degree, number in tuple(tally.steps.items()):
             self._rise(self._steps, number, str(degree))
             self._rise(self._seconds, tally.step_s[degree], str(degree))
@@ -55,6 +59,6 @@ class GroupMetrics:
         self._rise(self._ranks, tally.idle_s, "idle")
         self._rise(self._switches, tally.num_switches)
         self._rise(self._lost, tally.num_lost)
-        self._rise(self._recoveries, ranks.num_recoveries)
-        self._recovery_s.labels(self._model).set(ranks.recovery_s if ranks.num_recoveries else 0)
+        self._rise(self._recoveries, num_recoveries)
+        self._recovery_s.labels(self._model).set(recovery_s if num_recoveries else 0)
         return take(self._registry)

@@ -40,7 +40,10 @@ class GroupSkill(DenoiseSkill):
 
     def metrics(self) -> Snapshot:
         """Return what it has measured so far."""
-        own = self._group_metrics.snapshot(self._engine.tally, self._ranks)
+        ranks = self._ranks
+        own = self._group_metrics.snapshot(
+            self._engine.tally, ranks.num_recoveries, ranks.recovery_s
+        )
         return (*super().metrics(), *own)
 
     def check_alive(self) -> None:
