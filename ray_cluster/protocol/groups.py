@@ -8,7 +8,7 @@ images, and decodes latents, beside its steps.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ray_cluster.codec.values import Codec
@@ -34,7 +34,7 @@ class GroupStart:
     rank: int
     num_ranks: int
     target: str
-    secret: str
+    secret: str = field(repr=False)
     store: str
     world: int
     timeout_s: float

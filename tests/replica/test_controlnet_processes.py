@@ -25,6 +25,9 @@ from tests.replica.controlnet_bank import (
     is_same,
 )
 
+# not beside other tests of many processes: workers that answer late are given up
+pytestmark = pytest.mark.xdist_group("ranks")
+
 
 @pytest.fixture(scope="module")
 def started() -> Iterator[BankFactory]:
@@ -148,9 +151,10 @@ def test_all_workers_gone_and_another_one_there(
         late.result(PATIENCE_S)
     controls.set_peers(directory(factory.make().peer))
     _check(patient, futures)
-    # a dispatcher that has just started knows nobody, and does no harm
+    # a dispatcher that has just started knows nobody, and does no harm; of several at once on a
+    # busy machine, one might be late, and who is late and not listed is given up
     controls.set_peers(Directory())
-    _step(controls, 2)
+    _step(controls, 2, range(1))
 
 
 def test_a_slow_worker_is_helped_by_another_one(
