@@ -22,7 +22,7 @@ from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.groups.degree_costs import DegreeCosts, Way
 from ray_cluster.engine.groups.group_engine import GroupEngine
 from ray_cluster.engine.groups.group_executor import GroupExecutor, GroupModel
-from ray_cluster.engine.groups.ranks import RankStep
+from ray_cluster.engine.groups.measuring import GroupTimer
 from ray_cluster.engine.models.loading import LoadedModel, load_model, start_states
 from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.engine.step.state import RequestState
@@ -36,12 +36,6 @@ from ray_cluster.requests import ImageRequest
 _MODEL, _RANKS = "shapes-sd3", 4
 _SIZES_PX = (64, 128)
 _AIM_COORDINATION_MS, _AIM_SWITCH_MS = 1.5, 10.0
-_CHANGES = {
-    "same": (range(2), range(2)),
-    "grow": (range(2), range(4)),
-    "shrink": (range(4), range(2)),
-    "move": (range(2), range(2, 4)),
-}
 _NUM_STEPS = 40
 _NEVER_S = 1e12
 _COST = StepCost(0.001, 1.0)
@@ -56,9 +50,12 @@ def measure(settings: Settings, report: Report) -> dict[str, Any]:
             _coordination(group, side, max(4, settings.step_rounds // 5)) for side in _SIZES_PX
         ]
         report(0.6, "groups: changes of ranks")
-        switches = [_switches(group, side, 4 * settings.step_rounds) for side in _SIZES_PX]
+        switches = [
+            switch_rows(group.timer, side, _RANKS, 4 * settings.step_rounds) for side in _SIZES_PX
+        ]
         report(0.9, "groups: degrees")
-        degrees = [_degrees(group, side, settings.step_rounds) for side in (*_SIZES_PX, 256)]
+        sides = (*_SIZES_PX, 256)
+        degrees = [_degrees(group.timer, side, settings.step_rounds) for side in sides]
     rows = [row for part in switches for row in part]
     aims = [
         at_most(
@@ -94,6 +91,7 @@ class _Group:
     ranks: GroupRanks
     model: LoadedModel
     news: threading.Event
+    timer: GroupTimer
 
     def state(self, side: int, seed: int) -> RequestState:
         request = ImageRequest(
@@ -126,17 +124,6 @@ class _Group:
             planner=plan_round,
         )
 
-    def step_s(self, call: int, key: int, side: int, ranks: range) -> float:
-        """Take a step; return its seconds."""
-        channels, height, width = self.model.executor.latent_shape(side, side)
-        latents = torch.zeros(height * width, channels)
-        step = RankStep(call, key, ranks, "together", (height, width), latents, 500.0, 1.0)
-        self.ranks.begin(step)
-        while not (ends := self.ranks.ends()):
-            self.news.wait()
-            self.news.clear()
-        return ends[0].seconds
-
 
 @contextmanager
 def _group(pool: PoolConfig) -> Iterator[_Group]:
@@ -145,7 +132,7 @@ def _group(pool: PoolConfig) -> Iterator[_Group]:
     try:
         ranks.wait_up()
         ranks.call_when_news(news.set)
-        yield _Group(ranks, model, news)
+        yield _Group(ranks, model, news, GroupTimer(model, ranks, news))
     finally:
         ranks.close()
 
@@ -181,22 +168,34 @@ def _run_s(group: _Group, engine: StepEngine, side: int, number: int) -> float:
     return time.perf_counter() - began_s
 
 
-def _switches(group: _Group, side: int, rounds: int) -> list[dict[str, Any]]:
-    """Time steps after others on the same ranks, and after such on others."""
-    key = group.ranks.keep(group.state(side, 0).conditioning, None)
-    calls = iter(range(10**6, 10**7))
-    taken: dict[str, list[float]] = {name: [] for name in _CHANGES}
+def switch_rows(timer: GroupTimer, side: int, num_ranks: int, rounds: int) -> list[dict[str, Any]]:
+    """Time steps after others on the same ranks, and after such on others: a row for each change.
+
+    Args:
+        num_ranks: of the widest set, a power of two above 1; the others have half of them.
+    """
+    half, every, other = range(num_ranks // 2), range(num_ranks), range(num_ranks // 2, num_ranks)
+    changes = {
+        "same": (half, half),
+        "grow": (half, every),
+        "shrink": (every, half),
+        "move": (half, other),
+    }
+    taken: dict[str, list[float]] = {name: [] for name in changes}
     usual: dict[range, list[float]] = {}
     for _ in range(rounds):
-        for name, (before, after) in _CHANGES.items():
-            group.step_s(next(calls), key, side, before)
-            taken[name].append(group.step_s(next(calls), key, side, after))
-            usual.setdefault(after, []).append(group.step_s(next(calls), key, side, after))
-    group.ranks.forget(key)
+        for name, (before, after) in changes.items():
+            _step_s(timer, side, before)
+            taken[name].append(_step_s(timer, side, after))
+            usual.setdefault(after, []).append(_step_s(timer, side, after))
     return [
         _row(side, name, [1e3 * (one - median(usual[after])) for one in taken[name]])
-        for name, (_, after) in _CHANGES.items()
+        for name, (_, after) in changes.items()
     ]
+
+
+def _step_s(timer: GroupTimer, side: int, ranks: range) -> float:
+    return timer.steps_s((side, side), [(Way(len(ranks)), ranks)])[0]
 
 
 def _row(side: int, name: str, more_ms: Sequence[float]) -> dict[str, Any]:
@@ -204,12 +203,9 @@ def _row(side: int, name: str, more_ms: Sequence[float]) -> dict[str, Any]:
     return {"side_px": side, "change": name, "p50_ms": median(more_ms), "p99_ms": cuts[98]}
 
 
-def _degrees(group: _Group, side: int, rounds: int) -> dict[str, Any]:
-    key = group.ranks.keep(group.state(side, 0).conditioning, None)
-    calls = iter(range(10**7, 10**8))
+def _degrees(timer: GroupTimer, side: int, rounds: int) -> dict[str, Any]:
     row: dict[str, Any] = {"side_px": side}
     for degree in (1, 2, 4):
-        taken = [group.step_s(next(calls), key, side, range(degree)) for _ in range(rounds)]
+        taken = [_step_s(timer, side, range(degree)) for _ in range(rounds)]
         row[f"degree_{degree}_ms"] = 1e3 * median(taken)
-    group.ranks.forget(key)
     return row

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ray_cluster.engine.groups.degree_costs import DegreeCosts, Way
-from ray_cluster.engine.groups.ranks import Ranks, RankStep
+from ray_cluster.engine.groups.ranks import Ranks, RankStep, StepEnd
 from ray_cluster.engine.models.loading import LoadedModel
 from ray_cluster.engine.stages.warmup import other_size
 from ray_cluster.engine.step.state import Conditioning
@@ -35,14 +35,8 @@ class GroupTimer:
         news: set whenever ranks have news.
     """
 
-    def __init__(
-        self,
-        model: LoadedModel,
-        ranks: Ranks,
-        news: threading.Event,
-        clock: Callable[[], float],
-    ) -> None:
-        self._model, self._ranks, self._news, self._clock = model, ranks, news, clock
+    def __init__(self, model: LoadedModel, ranks: Ranks, news: threading.Event) -> None:
+        self._model, self._ranks, self._news = model, ranks, news
         self._calls = itertools.count(1)
         self._keys = {
             guided: ranks.keep(self._conditioning(guided=guided), None) for guided in (False, True)
@@ -74,33 +68,42 @@ class GroupTimer:
     def steps_s(self, size: SizePx, ways: Sequence[tuple[Way, range]]) -> list[float]:
         """Take a step on each of some sets that share no rank, at once; return their seconds.
 
+        Rows that lie together are a request's without guidance.
+
         Raises:
             RuntimeError: the ranks were lost.
         """
+        return [end.seconds for end in self.ends(size, ways)]
+
+    def ends(
+        self, size: SizePx, ways: Sequence[tuple[Way, range]], *, guided: bool = False
+    ) -> list[StepEnd]:
+        """Likewise, but return all of their ends; rows that lie together may be guided, too."""
         calls = {next(self._calls): pair for pair in ways}
         for call, (way, ranks) in calls.items():
-            self._ranks.begin(self._step(call, size, way, ranks))
-        seconds: dict[int, float] = {}
-        while len(seconds) < len(calls):
+            is_guided = guided or way.rows == "apart"
+            self._ranks.begin(self._step(call, size, way, ranks, guided=is_guided))
+        found: dict[int, StepEnd] = {}
+        while len(found) < len(calls):
             self._news.wait()
             self._news.clear()
             for end in self._ranks.ends():
                 if end.prediction is None:
                     raise RuntimeError("the ranks were lost while their steps were measured")
-                seconds[end.call] = end.seconds
-        return [seconds[call] for call in calls]
+                found[end.call] = end
+        return [found[call] for call in calls]
 
-    def _step(self, call: int, size: SizePx, way: Way, ranks: range) -> RankStep:
+    def _step(self, call: int, size: SizePx, way: Way, ranks: range, *, guided: bool) -> RankStep:
         channels, height, width = self._model.executor.latent_shape(*size)
         return RankStep(
             call,
-            self._keys[way.rows == "apart"],
+            self._keys[guided],
             ranks,
             way.rows,
             (height, width),
             torch.randn(height * width, channels),
             500.0,
-            _GUIDED if way.rows == "apart" else 1.0,
+            _GUIDED if guided else 1.0,
         )
 
 

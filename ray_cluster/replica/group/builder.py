@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -85,7 +85,7 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
     states = states_of(arguments.storage, digest)
     ranks = GroupRanks(pool.model_dump_json(), pool.ranks, host.start_rank, clock=clock)
     try:
-        engine, model, up = _opened(pool, inspected, ranks, host)
+        engine, model, up = open_group(pool, inspected, ranks, clock, is_brief=host.is_brief)
         runner = build_group_runner(model, pool, engine, clock=clock, sink=states.writer)
         ranks.call_when_news(runner.wake)
     except BaseException:
@@ -115,25 +115,30 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
     )
 
 
-def _opened(
-    pool: PoolConfig, inspected: InspectedModel, ranks: GroupRanks, host: Host
+def open_group(
+    pool: PoolConfig,
+    inspected: InspectedModel,
+    ranks: GroupRanks,
+    clock: Callable[[], float],
+    *,
+    is_brief: bool = False,
 ) -> tuple[GroupEngine, LoadedModel, Up]:
     """Return the engine of a group, its model's stages, and what a rank says of itself, once the
-    ranks are there and measured."""
+    ranks are there and, unless that is to be brief, measured."""
     ups, contents = ranks.wait_up()
     shape = _shape(pool, inspected, ups[0])
     model = _model(inspected, ranks, shape, ups, contents)
     costs = DegreeCosts(
         shape.ways,
         GroupCost(pool.ranks, (DegreeCost(1, _UNKNOWN),), shape.token_px, guard=pool.guard),
-        host.clock,
+        clock,
     )
-    if not host.is_brief:
-        _measure(ranks, model, costs, host)
+    if not is_brief:
+        _measure(ranks, model, costs, clock)
     engine = GroupEngine(
         GroupExecutor(shape.model, ranks),
         model.tables,
-        host.clock,
+        clock,
         costs=costs,
         planner=partial(plan_round, options=RoundOptions(pool.guard, drops=False)),
     )
@@ -187,14 +192,16 @@ def _model(
     )
 
 
-def _measure(ranks: GroupRanks, model: LoadedModel, costs: DegreeCosts, host: Host) -> None:
+def _measure(
+    ranks: GroupRanks, model: LoadedModel, costs: DegreeCosts, clock: Callable[[], float]
+) -> None:
     """Warm all sets up, and begin from what their steps cost."""
     news = threading.Event()
     ranks.call_when_news(news.set)
-    timer = GroupTimer(model, ranks, news, host.clock)
+    timer = GroupTimer(model, ranks, news)
     try:
         warm_up_sets(timer, model, costs.ways, ranks.num_ranks)
-        found = measured_ways(timer, model, costs, host.clock)
+        found = measured_ways(timer, model, costs, clock)
         costs.begin(found, measured_switch_s(timer, model, costs))
         ranks.bound_s = max(_LEAST_BOUND_S, _BOUND_STEPS * _slowest_s(found, model))
     finally:
