@@ -64,7 +64,7 @@ format: $(INSTALLED) ## format and apply safe lint fixes
 bench: $(INSTALLED) ## run the benchmarks (ARGS="..." is passed on)
 	cd $(ROOT) && $(BIN)/python -m benchmarks.run $(ARGS)
 
-bench-gpu: $(INSTALLED) ## measure a GPU in some 8 minutes (ARGS="..." is passed on)
+bench-gpu: $(INSTALLED) ## measure a GPU in some 8 minutes, several in 18 (ARGS="..." is passed on)
 	cd $(ROOT) && $(BIN)/python -m benchmarks.gpu $(ARGS)
 
 clean: ## remove the virtual environment, caches and build products

@@ -20,7 +20,7 @@ MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
     "api": 8_450,
-    "benchmarks": 17_050,
+    "benchmarks": 17_450,
     "cell": 1_110,
     "cli": 8_400,
     "codec": 400,
@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 950,
-    "tests": 87_000,
+    "tests": 87_100,
     "training": 4_400,
     "transport": 1_450,
 }

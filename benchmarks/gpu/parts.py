@@ -1,8 +1,9 @@
-"""The sections of each part of the suite: of the kernels, a family, and whole pipelines."""
+"""The sections of each part of the suite: of groups, the kernels, a family, whole pipelines."""
 
 from __future__ import annotations
 
 from benchmarks.gpu.exactness import check_exactness, check_graphs
+from benchmarks.gpu.groups import run_groups
 from benchmarks.gpu.kernels import measure_kernels
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.settings import Settings
@@ -15,6 +16,8 @@ def run_part(name: str, settings: Settings, record: Record) -> None:
     """Run one part into its record."""
     if name == "kernels":
         measure_kernels(settings, record)
+    elif name == "groups":
+        run_groups(settings, record)
     elif name == "whole":
         run_whole(settings, record)
     else:

@@ -32,6 +32,10 @@ class Settings:
         attention: heads, channels of a head and tokens of prompts, by model.
         attention_px: batches of them, by the sides of their images: of one size, and of several.
         wholes: families whose whole pipelines are loaded; of the first the stages are measured.
+        num_ranks: of a group, a power of two; below 2 there is none.
+        grouped: families that run on it.
+        group_px: sides of its images; those of the simulator's size classes, for its profiles.
+        group_rounds: samples of each of its steps, and exchanges.
         is_tiny: whether the models are.
     """
 
@@ -59,12 +63,21 @@ class Settings:
         (512,) * 3 + (768,) * 3 + (1024,) * 2,
     )
     wholes: tuple[str, ...] = ("sdxl", "flux")
+    num_ranks: int = field(default_factory=lambda: usable_ranks(torch.cuda.device_count()))
+    grouped: tuple[str, ...] = ("sd3", "flux")
+    group_px: tuple[int, ...] = (256, 512, 1024, 2048)
+    group_rounds: int = 20
     is_tiny: bool = False
     sampling: Sampling = field(default_factory=lambda: Sampling(0.03, 20, 3, 15))
 
     def family(self, name: str) -> Family:
         """Return a family by its name."""
         return next(one for one in self.families if one.name == name)
+
+
+def usable_ranks(num_devices: int) -> int:
+    """Return how many ranks a group has on so many devices, one each: up to 8, a power of two."""
+    return 1 << min(num_devices, 8).bit_length() - 1 if num_devices else 0
 
 
 _MIXES: Mapping[str, tuple[SizePx, ...]] = {
@@ -98,6 +111,9 @@ def tiny_settings(compile_kind: CompileKind, device: str) -> Settings:
         kernel_rounds=2,
         attention={"sd3": (2, 16, 7), "flux": (2, 32, 9)},
         attention_px=((64, 64), (64, 64, 96)),
+        num_ranks=0 if device == "cpu" else usable_ranks(torch.cuda.device_count()),
+        group_px=(64, 128),
+        group_rounds=3,
         is_tiny=True,
         sampling=Sampling(1e-3, most_calls=20, fewest_rounds=2, most_rounds=2),
     )
