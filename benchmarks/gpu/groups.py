@@ -65,7 +65,7 @@ def _run_family(settings: Settings, record: Record, family: Family, share: float
 
     with (
         record.section(f"{family.name}, group", share) as section,
-        tempfile.TemporaryDirectory(prefix="group-") as folder,
+        tempfile.TemporaryDirectory(prefix="group-", dir=record.folder) as folder,
         _opened(settings, family, Path(folder)) as (cost, ways, timer),
     ):
         section.found["what"] = (

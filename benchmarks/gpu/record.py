@@ -51,11 +51,14 @@ class Record:
 
     Args:
         budget_s: seconds from now for the whole part.
+
+    Attributes:
+        folder: of the file; what lies there goes with it, also if the part is killed.
     """
 
     def __init__(self, path: Path, budget_s: float) -> None:
         self.sections: dict[str, dict[str, Any]] = {}
-        self._path = path
+        self._path, self.folder = path, path.parent
         self._ends_s = time.monotonic() + budget_s
 
     @contextmanager
