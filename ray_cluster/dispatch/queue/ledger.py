@@ -410,7 +410,8 @@ class Ledger:
 
 
 def _joined(before: ImageResult | None, made: ImageResult, spec: StageSpec) -> ImageResult:
-    """Return what a stage has made, with the times of those whose image it took."""
+    """Return what a stage has made, with times and degrees of those whose image it took."""
     if before is None or spec.rules.takes != "image":
         return made
-    return replace(made, timing=before.timing.plus(made.timing))
+    timing, degrees = before.timing.plus(made.timing), before.steps_by_degree
+    return replace(made, timing=timing, steps_by_degree=degrees)
