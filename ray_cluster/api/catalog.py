@@ -117,6 +117,9 @@ class Catalog:
         if defaults.size is not None:
             width_px, height_px = size_of(defaults.size)
         guidance_scale = defaults.guidance_scale
+        pools = self._settings.latest.pools
+        # a group reuses nothing of a step, and whichever replica is free gets a request
+        has_group = any(one.is_group for one in pools if one.model_name == profile.model)
         return replace(
             profile,
             default_width_px=width_px,
@@ -127,6 +130,7 @@ class Catalog:
             ),
             default_sampler=defaults.sampler or profile.default_sampler,
             fewer_steps=pool.fidelity.table() if pool.fidelity else profile.fewer_steps,
+            outer_blocks=None if has_group else profile.outer_blocks,
             lora_start=pool.lora_start.start() if pool.lora_start else None,
         )
 

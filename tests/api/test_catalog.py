@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 
 import pytest
 
@@ -65,3 +66,16 @@ async def test_a_failed_read_is_logged_and_harms_no_call(
     client.down = False
     with pytest.raises(ApiError, match="unheard-of"):
         await catalog.profile("unheard-of")
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+async def test_a_model_that_has_a_group_is_offered_without_reuse(
+    config: ClusterConfig, ranks: int
+) -> None:
+    """Of which a group has none, whichever of the model's pools has registered last."""
+    [pool] = config.pools
+    other = pool.model_copy(update={"name": "b", "served_as": pool.model_name, "ranks": ranks})
+    both = config.model_copy(update={"pools": (pool, other)})
+    client = FakeDispatcherClient(replace(shapes_profile(), outer_blocks=(0, 2)))
+    profile = await Catalog(client, settings_for(both), FakeClock()).profile("shapes")
+    assert profile.outer_blocks == ((0, 2) if ranks == 1 else None)

@@ -57,6 +57,7 @@ def test_an_accepted_one_keeps_its_deadline_and_its_model_is_told_an_earlier_one
     assert isinstance(outcome, Completed)
     assert (outcome.deadline_met, outcome.elapsed_s) == (True, pytest.approx(1.5))
     assert outcome.result.timing.total_s == pytest.approx(1.5)
+    assert outcome.result.steps_by_degree == ((2, 10),)
 
 
 @pytest.mark.parametrize("load", [0.7, 1.5])

@@ -111,7 +111,10 @@ class Worker:
             queue_s=lease.queued_s, **{"denoise_s" if is_model else "upscale_s": took_s}
         )
         event = made(lease)
-        event = replace(event, result=replace(event.result, timing=timing))
+        # as if the model's worker were a group
+        degrees = ((2, lease.request.num_steps),) if is_model else ()
+        result = replace(event.result, timing=timing, steps_by_degree=degrees)
+        event = replace(event, result=result)
         return core.report(self.replica_id, [event], now_s)[0]
 
 
