@@ -6,10 +6,9 @@ import base64
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from itertools import combinations
+from itertools import combinations, cycle
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,8 @@ pytestmark = [
 
 POOL = {"model": "shapes-sd3", "max_batch": 1, "max_in_flight": 1}
 LORAS = ("lora0", "lora1")
-NUM_STEPS = 12
+NUM_STEPS, NUM_LONG = 12, 60
+MOST_TRIES = 6
 REUSE = {"steps": NUM_STEPS, "reuse": "outer1-every3", "cost": 0.5, "ssim": 0.95}
 FIDELITY = {
     "sampler": "flow_match_euler",
@@ -92,7 +92,7 @@ def send(service: LocalService, seed: int, **fields: Any) -> httpx.Response:
 
 def sent_in_time(service: LocalService, seed: int, **fields: Any) -> httpx.Response:
     """Call with the first deadline that can be kept on a machine of whatever speed."""
-    for slo_s in (1, 2, 3, 4, 6, 8, 12):
+    for slo_s in (1, 2, 4, 8, 16):
         reply = send(service, seed, **fields, slo_s=slo_s, when_late="refuse")
         if reply.status_code == 200:
             break
@@ -144,34 +144,46 @@ def events(
     ]
 
 
-@pytest.mark.parametrize("is_first", [True, False])
-def test_one_queue_feeds_both_and_what_one_gives_up_goes_on_on_the_other(
-    service: LocalService, caplog: pytest.LogCaptureFixture, is_first: bool
-) -> None:
-    """Two images take a slot each; a third one, with a deadline, gets that of the patient one,
-    which goes on in the slot of the other: the order in which they come is the direction."""
-    caplog.set_level(logging.INFO, "ray_cluster")
-    fields = {"model": "both", "size": "128x128", "num_inference_steps": 100}
-    order = {"patient": 600, "other": 300}
-    jobs = dict[str, str]()
-    for name in order if is_first else reversed(order):
-        job_id = jobs[name] = create(service, 5, **fields, slo_s=order[name])
-        until(partial(events, caplog, job_id), "it has begun")
-    patient, other = jobs["patient"], jobs["other"]
-    until(lambda: job_of(service, patient)["step"], "it has steps to go on from")
+def returned(caplog: pytest.LogCaptureFixture, job_id: str) -> bool:
+    return bool(events(caplog, job_id, "work_returned"))
+
+
+def moved(service: LocalService, caplog: pytest.LogCaptureFixture, slos_s: Sequence[int]) -> str:
+    """Have an image preempted on one pool and go on on the other; return where.
+
+    Two images take a slot each. An urgent one gets the slot of either, most often of that with the
+    later deadline; that one goes on in the slot of the other, which is cancelled.
+    """
+    fields = {"model": "both", "size": "128x128", "num_inference_steps": NUM_LONG}
+    jobs = [create(service, 5, **fields, slo_s=slo_s) for slo_s in slos_s]
+    until(lambda: all(job_of(service, one)["step"] for one in jobs), "both step")
     urgent = {"model": "both", "size": "64x64", "num_inference_steps": 20}
     with ThreadPoolExecutor(1) as pool:
         call = pool.submit(sent_in_time, service, 6, **urgent)
-        until(lambda: call.done() or events(caplog, patient, "work_returned"), "it is preempted")
+        until(lambda: call.done() or any(returned(caplog, one) for one in jobs), "one is preempted")
+        patient, other = sorted(jobs, key=lambda one: returned(caplog, one), reverse=True)
         cancel(service, other)
         [job] = ends_of(service, [patient])
         assert as_on_one_rank(service, 6, images_of(call.result())[0], **urgent)
-    [before, (there, steps_done)] = events(caplog, patient)
-    assert {before[0], there} == {"both-group-0", "both-one-0"}
-    assert 0 < steps_done < 100
-    on_group = steps_done if there == "both-one-0" else 100 - steps_done
+    [(first, _), (there, steps_done)] = events(caplog, patient)
+    assert {first, there} == {"both-group-0", "both-one-0"}
+    assert 0 < steps_done < NUM_LONG
+    on_group = steps_done if there == "both-one-0" else NUM_LONG - steps_done
     assert sum(job["data"][0]["steps_by_degree"].values()) == on_group
     assert as_on_one_rank(service, 5, images_in(service, [job])[5], **fields)
+    return there
+
+
+def test_one_queue_feeds_both_and_what_is_preempted_on_one_goes_on_on_the_other(
+    service: LocalService, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "ray_cluster")
+    orders, seen = cycle([(600, 300), (300, 600)]), set[str]()
+    for _ in range(MOST_TRIES):
+        seen.add(moved(service, caplog, next(orders)))
+        if len(seen) == 2:
+            return
+    pytest.fail(f"all were moved to {seen}")
 
 
 def test_loras_beside_each_other_are_those_of_one_rank(service: LocalService) -> None:
@@ -182,7 +194,7 @@ def test_loras_beside_each_other_are_those_of_one_rank(service: LocalService) ->
     def all_of(model: str) -> list[bytes]:
         with ThreadPoolExecutor(8) as pool:
             calls = [
-                pool.submit(made, service, seed, model=model, **fields)
+                pool.submit(made, service, seed, model=model, num_inference_steps=8, **fields)
                 for fields in wanted(model)
                 for seed in range(2)
             ]
@@ -221,7 +233,7 @@ def test_enlarged_images_say_on_how_many_ranks_they_were_made(service: LocalServ
 
 
 def test_a_job_cancelled_within_a_step_ends_at_once_and_others_go_on(service: LocalService) -> None:
-    fields = {"model": "group", "size": "128x128", "num_inference_steps": 30}
+    fields = {"model": "group", "size": "128x128", "num_inference_steps": NUM_STEPS}
     more = ({"num_inference_steps": 100}, {}, {})
     jobs = [create(service, seed, **fields | own) for seed, own in enumerate(more)]
     until(lambda: job_of(service, jobs[0])["step"], "it steps")
