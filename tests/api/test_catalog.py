@@ -73,7 +73,7 @@ async def test_a_model_that_has_a_group_is_offered_without_reuse(
     config: ClusterConfig, ranks: int
 ) -> None:
     """Of which a group has none, whichever of the model's pools has registered last."""
-    [pool] = config.pools
+    pool = config.pools[0]
     other = pool.model_copy(update={"name": "b", "served_as": pool.model_name, "ranks": ranks})
     both = config.model_copy(update={"pools": (pool, other)})
     client = FakeDispatcherClient(replace(shapes_profile(), outer_blocks=(0, 2)))
