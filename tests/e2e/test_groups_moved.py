@@ -15,14 +15,17 @@ from tests.e2e.settings import wait_for
 
 pytestmark = [pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(600)]
 
-NUM_STEPS = 60
-# images that a worker has at a time
+NUM_STEPS = 100
+# images that a worker has, and steps beside each other
 HELD = 2
-POOL = {"model": "shapes-sd3", "served_as": "both", "num_cpus": 0.25, "max_batch": 1}
-POOLS = [
-    {"name": "group", "ranks": 2, **POOL, "max_in_flight": HELD},
-    {"name": "one", **POOL, "max_in_flight": HELD},
-]
+POOL = {
+    "model": "shapes-sd3",
+    "served_as": "both",
+    "num_cpus": 0.25,
+    "max_batch": HELD,
+    "max_in_flight": HELD,
+}
+POOLS = [{"name": "group", "ranks": 2, **POOL}, {"name": "one", **POOL}]
 WORKERS = {
     "group": "ray::ServeReplica:group:DiTGroup",
     "one": "ray::ServeReplica:one:BaseModel",
