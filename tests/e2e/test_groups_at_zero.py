@@ -25,7 +25,7 @@ POOL = {
     "ranks": NUM_RANKS,
     "num_cpus": 0.25,
     "min_replicas": 0,
-    "max_replicas": 2,
+    "max_replicas": 1,
 }
 LONG = {"model": "shapes-sd3", "size": "128x128", "num_inference_steps": 60}
 SEEDS = range(2)
