@@ -34,6 +34,17 @@ class FrechetDistance:
 def similarity(pictures: Tensor, wanted: Tensor) -> Tensor:
     """Structural similarity [B] (SSIM, Gaussian window of 11 pixels), 1 for equal pictures.
 
+    The mean of :func:`similarity_map`.
+
+    Raises:
+        ValueError: shapes differ.
+    """
+    return similarity_map(pictures, wanted).flatten(1).mean(1).float()
+
+
+def similarity_map(pictures: Tensor, wanted: Tensor) -> Tensor:
+    """Structural similarity of the windows around pixels, [B, H, W] in float64.
+
     Wang et al. 2004, section 3 B, with pictures mirrored at their borders as in torchmetrics: every
     pixel is the middle of a window.
 
@@ -54,7 +65,7 @@ def similarity(pictures: Tensor, wanted: Tensor) -> Tensor:
     covariance = _blur(one * other) - mean * other_mean
     found = (2 * mean * other_mean + _SSIM_C1) * (2 * covariance + _SSIM_C2)
     found /= (mean**2 + other_mean**2 + _SSIM_C1) * (variance + other_variance + _SSIM_C2)
-    return found.flatten(1).mean(1).float()
+    return found.mean(1)
 
 
 def _blur(values: Tensor) -> Tensor:
