@@ -20,7 +20,7 @@ MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
     "api": 8_450,
-    "benchmarks": 17_450,
+    "benchmarks": 18_200,
     "cell": 1_110,
     "cli": 8_400,
     "codec": 400,
