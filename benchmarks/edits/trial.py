@@ -25,55 +25,43 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
-from benchmarks.edits.trial_figures import Cell, Judged, Way, judge, plot_trial, rows_of
-from benchmarks.edits.trial_scenes import Grid, Subject, subjects
+from benchmarks.edits.trial_figures import (
+    Cell,
+    Judged,
+    Way,
+    judge,
+    least_times,
+    plot_trial,
+    rows_of,
+)
+from benchmarks.edits.trial_scenes import Subject, held, subjects
 from benchmarks.machine import describe_run
 from benchmarks.progress import Reports, comma_list, progress_bar, wide_console
-from benchmarks.report import as_json
+from benchmarks.report import as_json, print_sections
 from benchmarks.run import RESULTS
 from benchmarks.settings import Report
 from benchmarks.stopwatch import in_turns
 from ray_cluster.config.sections.pools import PoolConfig
-from ray_cluster.engine.edits.template import EncodedImage, latent_mask
-from ray_cluster.engine.models.loading import LoadedModel, load_model, start_states
+from ray_cluster.engine.models.loading import LoadedModel, load_model
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.engine.step.executor import KeptRow, RowReuse
-from ray_cluster.engine.step.mixed_step import advance, call_of, prepare_rows
+from ray_cluster.engine.step.mixed_step import advance, call_of
 from ray_cluster.engine.step.reuse_steps import Turn
 from ray_cluster.engine.step.step_call import Held, SamplerInputs
 from ray_cluster.policies.steps.reuse import ActivePatches
 from ray_cluster.quality.classifier import load_classifier
 from ray_cluster.training.captions import write_caption
 
-NUM_STEPS, FEWER, REUSING_STEPS = 20, (3, 4, 6, 8, 12), (8, 5)
+NUM_STEPS, FEWER, REUSING_STEPS = 20, (3, 4, 6, 8), (8, 5)
 RATIOS, SCALES, BATCHES = (0.1, 0.3, 0.6), (1.0, 2.0), (1, 4)
 KINDS = ("empty prompt", "template's prompt")
 CONTROLS = ("other template", "other level", "edit's prompt")
 EDITS = {128: 24, 256: 10}
 # edits that are made together
-GROUP, ROUNDS = 5, 5
+GROUP, ROUNDS = 5, {1: 5, 4: 3}
 CELLS = tuple(f"{m}-{px}" for m, px in product(("shapes-sd3", "shapes-sd"), EDITS))
 # of negative controls: what a wrong level is off by
-_LEVELS_OFF, CONTROL_CELL = 5, Cell(0.3, 2.0)
-
-
-def held(
-    model: LoadedModel, edits: Sequence[Subject], prompts: Sequence[str], masks: Sequence[Grid],
-    steps: int, scale: float,
-) -> list[Held]:  # fmt: skip
-    """Return edits before their first step."""
-    some = [
-        one.request(model, prompt, steps, scale) for one, prompt in zip(edits, prompts, strict=True)
-    ]
-    factor = model.images.factor
-    images = [
-        EncodedImage(one.latents, latent_mask(mask, factor))
-        for one, mask in zip(edits, masks, strict=True)
-    ]
-    states = start_states(model, some, now_s=0.0, images=images)
-    rows = [Held(state, model.tables.of(state.request), 0) for state in states]
-    prepare_rows(rows, model.executor)
-    return rows
+_LEVELS_OFF, CONTROL_CELL = 3, Cell(0.3, 2.0)
 
 
 def step(model: LoadedModel, rows: Sequence[Held], parts: Sequence[RowReuse | None]) -> list[Any]:
@@ -112,7 +100,7 @@ def companion_rows(
     return found
 
 
-def reusing(row: Held, companion: Companion, cut: int, patch: int, index: int) -> RowReuse:
+def reusing(row: Held, companion: Companion, way: Way, patch: int, index: int) -> RowReuse:
     """Return a row's part in a step, the companion's tensors loaded."""
     template, num_rows = row.state.template, 1 + row.state.conditioning.is_guided
     loaded = [
@@ -121,11 +109,13 @@ def reusing(row: Held, companion: Companion, cut: int, patch: int, index: int) -
     ]
     assert template is not None
     assert template.mask is not None
-    pooled = F.max_pool2d(template.mask[None].float(), patch, ceil_mode=True).flatten() > 0
-    active = ActivePatches(patch, tuple(pooled.tolist()), has_prompt=True)
+    assert way.cut is not None
+    pooled = F.max_pool2d(template.mask[None].float(), patch, ceil_mode=True)
+    grown = F.max_pool2d(pooled, 2 * way.ring + 1, stride=1, padding=way.ring).flatten() > 0
+    active = ActivePatches(patch, tuple(grown.tolist()), has_prompt=True)
     # without one of its own, guidance takes the same for both rows
     kept_rows = (loaded[0],) * (num_rows - len(loaded)) + tuple(loaded)
-    return RowReuse(cut, kept_rows, is_by_patch=True, active=active)
+    return RowReuse(way.cut, kept_rows, is_by_patch=True, active=active)
 
 
 class Trial:
@@ -139,16 +129,14 @@ class Trial:
         self.exact: dict[Cell, npt.NDArray[np.uint8]] = {}
         cuts = self.model.executor.num_outer
         # of a UNet's six some: the larger size takes long
-        some = cuts[:: -(-len(cuts) // 3)]
-        cuts = cuts if px == min(EDITS) else some
-        self.ways = [Way(NUM_STEPS), *(Way(steps) for steps in FEWER)]
-        for cut in cuts:
-            kinds = KINDS if cut in (cuts[0], cuts[-1]) else KINDS[-1:]
-            self.ways += [Way(NUM_STEPS, cut, kind) for kind in kinds]
-            if cut == cuts[0]:
-                self.ways += [Way(NUM_STEPS, cut, one) for one in CONTROLS]
-        self.ways += [Way(REUSING_STEPS[0], cut, KINDS[-1]) for cut in some]
-        self.ways += [Way(REUSING_STEPS[1], cuts[0], KINDS[-1])]
+        cuts = cuts[:: 1 if px == min(EDITS) else -(-len(cuts) // 3)]
+        # a patch is a token of a transformer, and sixteen pixels of a UNet's latents
+        ring, (steps, fewer) = int(self.patch == 2), REUSING_STEPS
+        self.ways = [Way(NUM_STEPS), *map(Way, FEWER)]
+        self.ways += [Way(steps, cuts[0], one) for one in (KINDS[0], *CONTROLS)]
+        self.ways += [Way(steps, cuts[0], KINDS[1], one) for one in range(1 + ring)]
+        self.ways += [Way(steps, cut, KINDS[1]) for cut in cuts[1:]]
+        self.ways += [Way(fewer, cuts[0], KINDS[1], ring)]
         # of companions, the latest: ways with the same follow each other
         self._kept: dict[Any, list[list[KeptRow]]] = {}
 
@@ -203,39 +191,45 @@ class Trial:
         parts: list[RowReuse | None] = [None] * len(rows)
         if way.cut is not None:
             pairs = zip(rows, cached, strict=True)
-            parts = [reusing(row, own, way.cut, self.patch, index) for row, own in pairs]
+            parts = [reusing(row, own, way, self.patch, index) for row, own in pairs]
         return step(self.model, rows, parts)
 
     def costs(
         self, cell: Cell, batch: int, cached: Mapping[Way, Sequence[Companion]]
     ) -> dict[Way, list[float]]:
         """Return CPU seconds of the same steps of exact edits, and of cached ones."""
-        rows = self.rows(self.subjects[:batch], cell, NUM_STEPS)
+        steps = REUSING_STEPS[0]
+        rows = self.rows(self.subjects[:batch], cell, steps)
         for row in rows:
-            row.state.step_index = NUM_STEPS // 2
+            row.state.step_index = steps // 2
 
         def timed(way: Way) -> Callable[[], object]:
             # from another step's tensors each time, so that caches of the processor have none
             own, turns = list(cached.get(way, ()))[:batch], count()
-            return lambda: self.step(rows, way, own, next(turns) % NUM_STEPS)
+            return lambda: self.step(rows, way, own, next(turns) % steps)
 
-        names = {way.name: way for way in (Way(NUM_STEPS), *cached)}
+        names = {way.name: way for way in (Way(steps), *cached)}
         ways = {name: timed(way) for name, way in names.items()}
         in_turns(ways, 1)
-        costs = in_turns(ways, ROUNDS)
+        costs = in_turns(ways, ROUNDS[batch])
         return {names[name]: [one.cpu_s for one in some] for name, some in costs.items()}
 
 
 @torch.inference_mode()
 def measure(
-    name: str, px: int, num_edits: int, report: Report, save: Callable[[dict[str, Any]], None]
+    name: str,
+    px: int,
+    num_edits: int,
+    ratios: Sequence[float],
+    report: Report,
+    save: Callable[[dict[str, Any]], None],
 ) -> None:
     """Measure a model at a size; save its figures after every group of edits."""
     report(0.0, "loading")
     trial, classifier = Trial(name, px, num_edits), load_classifier()
-    cells = [Cell(*pair) for pair in product(RATIOS, SCALES)]
+    cells = [Cell(*pair) for pair in product(ratios, SCALES)]
     judged: dict[tuple[Cell, Way], list[Judged]] = {}
-    timed = [way for way in trial.ways if way.steps == NUM_STEPS and way.companion in KINDS]
+    timed = [way for way in trial.ways if way.steps == REUSING_STEPS[0] and way.companion in KINDS]
     stored = {way: trial.cached(trial.subjects[: max(BATCHES)], way) for way in timed}
     num_bytes = {
         way.name: sum(one.nbytes for rows in own[0] for row in rows for part in row for one in part)
@@ -271,24 +265,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="JSON file of the results, which are added to")
     parser.add_argument("--only", type=comma_list(CELLS), default=CELLS, metavar="LIST")
     parser.add_argument("--edits", type=int, help="of each cell, at least 4")
+    parser.add_argument("--ratios", type=comma_list([str(one) for one in RATIOS]), metavar="LIST")
     options, started = parser.parse_args(arguments), datetime.now(UTC)
     path = options.out or RESULTS / f"{started:%Y-%m-%d_%H%M%S}-edits-trial.json"
     path.parent.mkdir(parents=True, exist_ok=True)
+    ratios = tuple(map(float, options.ratios)) if options.ratios else RATIOS
     result = describe_run("ray-cluster edits-trial 1", quick=bool(options.edits), started=started)
     result["cells"] = json.loads(path.read_text())["cells"] if path.exists() else {}
     prepare_threads(1)
-    with progress_bar(wide_console()) as progress:
+    console = wide_console()
+    with progress_bar(console) as progress:
         reports = Reports(progress, dict.fromkeys(options.only, 1.0))
         for key in options.only:
             name, px = key.rsplit("-", 1)
 
             def save(found: dict[str, Any], key: str = key) -> None:
+                # those of other mask ratios stay
+                before = result["cells"].get(key, {}).get("rows", ())
+                found["rows"] += [row for row in before if row["mask_ratio"] not in ratios]
                 result["cells"][key] = found
                 path.write_text(as_json(result), encoding="utf-8")
 
-            measure(name, int(px), options.edits or EDITS[int(px)], reports.of(key), save)
+            num_edits = options.edits or EDITS[int(px)]
+            measure(name, int(px), num_edits, ratios, reports.of(key), save)
         reports.say("done", complete=True)
     plot_trial(result, path.with_suffix(".png"))
+    tables = {key: least_times(one["rows"]) for key, one in result["cells"].items()}
+    section = {"what": "least time in exact edits, by worst SSIM in the mask", "tables": tables}
+    print_sections(console, {"edits-trial": section}, quick=bool(options.edits))
     return 0
 
 

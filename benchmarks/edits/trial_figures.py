@@ -30,18 +30,23 @@ _RING = 1 / 16
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """How edits are made: exact without a cut, else over what is named of a companion."""
+    """How edits are made: exact without a cut, else over what is named of a companion.
+
+    A ring is of patches around the mask's, which are computed too.
+    """
 
     steps: int
     cut: int | None = None
     companion: str = "none"
+    ring: int = 0
 
     @property
     def name(self) -> str:
         """Its name in results."""
         if self.cut is None:
             return f"{self.steps} steps"
-        return f"{self.steps} steps, cut {self.cut}, {self.companion}"
+        ring = f", ring {self.ring}" if self.ring else ""
+        return f"{self.steps} steps, cut {self.cut}{ring}, {self.companion}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,14 +129,15 @@ def rows_of(
     for (cell, way), own in joined.items():
         rivals = {w.steps: one for (c, w), one in joined.items() if c == cell and w.cut is None}
         row: dict[str, Any] = {"mask_ratio": cell.ratio, "guidance": cell.scale, "way": way.name}
-        row |= {"steps": way.steps, "cut": way.cut, "companion": way.companion}
+        row |= {"steps": way.steps, "cut": way.cut, "companion": way.companion, "ring": way.ring}
         for name, values in own.items():
             row[name] = _short(values.mean())
             if name.startswith("ssim"):
                 row[f"{name}_worst"] = _short(values.min())
         for batch in (batch for c, batch in costs if c == cell):
-            timed = {(w.cut, w.companion): one for w, one in costs[cell, batch].items()}
-            exact, cached = timed[None, "none"], timed.get((way.cut, way.companion))
+            timed = {(w.cut, w.companion, w.ring): one for w, one in costs[cell, batch].items()}
+            exact = timed[None, "none", 0]
+            cached = timed.get((way.cut, way.companion, way.ring))
             share = 1.0 if cached is None else paired_ratio(cached, exact).median
             if way.cut is not None and cached is None:
                 continue
@@ -157,6 +163,25 @@ def _gains(own: Judged, rivals: Mapping[int, Judged], steps: float, suffix: str)
     return found
 
 
+def least_times(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return, for each cell and bound, the least time of batch 4 whose worst SSIM holds it.
+
+    In exact edits of all steps, by exact edits of fewer steps and over each kind of companion.
+    """
+    found, named = [], {"none": "exact, fewer steps"}
+    cells = product(dict.fromkeys((r["mask_ratio"], r["guidance"]) for r in rows), (0.95, 0.85))
+    for (ratio, guidance), bound in cells:
+        row = {"mask_ratio": ratio, "guidance": guidance, "worst_ssim_at_least": bound}
+        own = [r for r in rows if (r["mask_ratio"], r["guidance"]) == (ratio, guidance)]
+        for kind in dict.fromkeys(r["companion"] for r in own if "time_b4" in r):
+            good = [r for r in own if r["companion"] == kind and r["ssim_inside_worst"] >= bound]
+            best = min(good, key=lambda r: r["time_b4"], default=None)
+            what = None if best is None else f"{best['time_b4']:.2f} ({best['way']})"
+            row[named.get(kind, kind)] = what and what.replace(f", {kind}", "")
+        found.append(row)
+    return found
+
+
 def _short(figure: float) -> float:
     return float(f"{figure:.4g}")
 
@@ -176,17 +201,14 @@ def plot_trial(result: dict[str, Any], path: Path) -> None:
     )
     for axes, ((name, one), cell) in zip(panels.flat, product(models.items(), cells), strict=True):
         rows = [r for r in one["rows"] if (r["guidance"], r["mask_ratio"]) == cell]
-        kinds = dict.fromkeys((r["companion"], 0 if r["cut"] is None else r["steps"]) for r in rows)
-        for kind, steps in kinds:
-            own = [
-                (r["cut"] or r["steps"], r["time_b4"], 1 - r["ssim_inside"])
-                for r in rows
-                if r["companion"] == kind and steps in (0, r["steps"]) and "time_b4" in r
-            ]
-            label = "exact, fewer steps" if not steps else f"{kind}, {steps} steps"
-            axes.plot(
-                *list(zip(*sorted(own), strict=True))[1:], "o-" if not steps else "s--", label=label
-            )
+        kinds = dict.fromkeys((r["companion"], r["ring"]) for r in rows if "time_b4" in r)
+        for kind, ring in kinds:
+            own = [r for r in rows if (r["companion"], r["ring"]) == (kind, ring)]
+            own.sort(key=lambda r: (r["steps"], r["cut"] or 0))
+            x, y = [r["time_b4"] for r in own], [1 - r["ssim_inside"] for r in own]
+            label = kind + (f", ring {ring}" if ring else "")
+            label, style = ("exact, fewer steps", "ko-") if kind == "none" else (label, "s:")
+            axes.plot(x, y, style, label=label, markersize=4)
         guided = "guided" if cell[0] > 1 else "plain"
         axes.set(yscale="log", ylim=(1e-3, 1), title=f"{name} px, {guided}, m = {cell[1]}")
         axes.title.set_fontsize(8)

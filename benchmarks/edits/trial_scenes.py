@@ -1,9 +1,10 @@
-"""Templates of the trial of masked edits, and what is asked for in them."""
+"""Templates of the trial of masked edits, what is asked for in them, and edits of them."""
 
 from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -11,7 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from torch import Tensor
 
-from ray_cluster.engine.models.loading import LoadedModel
+from ray_cluster.engine.edits.template import EncodedImage, latent_mask
+from ray_cluster.engine.models.loading import LoadedModel, start_states
+from ray_cluster.engine.step.mixed_step import prepare_rows
+from ray_cluster.engine.step.step_call import Held
 from ray_cluster.quality.render import render
 from ray_cluster.quality.scenes import (
     COLOURS,
@@ -100,3 +104,22 @@ def subjects(model: LoadedModel, px: int, num_edits: int) -> list[Subject]:
         pixels = (image.permute(1, 2, 0) * 255).round().byte().numpy()
         found.append(Subject(index, scene, target, pixels, model.images.encode([pixels])[0]))
     return found
+
+
+def held(
+    model: LoadedModel, edits: Sequence[Subject], prompts: Sequence[str], masks: Sequence[Grid],
+    steps: int, scale: float,
+) -> list[Held]:  # fmt: skip
+    """Return edits before their first step."""
+    some = [
+        one.request(model, prompt, steps, scale) for one, prompt in zip(edits, prompts, strict=True)
+    ]
+    factor = model.images.factor
+    images = [
+        EncodedImage(one.latents, latent_mask(mask, factor))
+        for one, mask in zip(edits, masks, strict=True)
+    ]
+    states = start_states(model, some, now_s=0.0, images=images)
+    rows = [Held(state, model.tables.of(state.request), 0) for state in states]
+    prepare_rows(rows, model.executor)
+    return rows
