@@ -1,8 +1,9 @@
 """Whether masked edits gain by their template's cached activations: ``-m benchmarks.edits.trial``.
 
 What is cached is the template's *companion*: at each noise level its encoded image with its own
-noise, run once with the empty prompt. Within a cut, an edit computes the tokens of its mask alone
-and takes the others from that (InstGenIE, section 3.1). The rival are exact edits of fewer steps.
+noise, run once with the empty prompt; or twice, with the template's own prompt too. Within a cut,
+an edit computes the tokens of its mask, and of a ring around it, and takes the others from that
+(InstGenIE, section 3.1). Its rivals are exact edits of fewer steps, at equal CPU time.
 Results are added to those in ``--out``, so that each cell may be a run of its own.
 """
 
@@ -30,14 +31,14 @@ from benchmarks.edits.trial_figures import (
     Judged,
     Way,
     judge,
-    least_times,
     plot_trial,
+    print_verdict,
     rows_of,
 )
 from benchmarks.edits.trial_scenes import Subject, held, subjects
 from benchmarks.machine import describe_run
 from benchmarks.progress import Reports, comma_list, progress_bar, wide_console
-from benchmarks.report import as_json, print_sections
+from benchmarks.report import as_json
 from benchmarks.run import RESULTS
 from benchmarks.settings import Report
 from benchmarks.stopwatch import in_turns
@@ -52,6 +53,7 @@ from ray_cluster.policies.steps.reuse import ActivePatches
 from ray_cluster.quality.classifier import load_classifier
 from ray_cluster.training.captions import write_caption
 
+Save = Callable[[dict[str, Any]], None]
 NUM_STEPS, FEWER, REUSING_STEPS = 20, (3, 4, 6, 8), (8, 5)
 RATIOS, SCALES, BATCHES = (0.1, 0.3, 0.6), (1.0, 2.0), (1, 4)
 KINDS = ("empty prompt", "template's prompt")
@@ -96,8 +98,18 @@ def companion_rows(
         for own, part in zip(found, parts, strict=True):
             assert part.fresh is not None
             [kept] = part.fresh
-            own.append(KeptRow(*(tuple(one.half() for one in some) for some in kept)))
+            own.append(in_16_bits(kept))
     return found
+
+
+def num_bytes(companion: Companion) -> int:
+    """Return what a companion takes."""
+    return sum(one.nbytes for rows in companion for row in rows for part in row for one in part)
+
+
+def in_16_bits(kept: KeptRow) -> KeptRow:
+    """Return what is stored of a row."""
+    return KeptRow(*(tuple(one.half() for one in some) for some in kept))
 
 
 def reusing(row: Held, companion: Companion, way: Way, patch: int, index: int) -> RowReuse:
@@ -217,12 +229,7 @@ class Trial:
 
 @torch.inference_mode()
 def measure(
-    name: str,
-    px: int,
-    num_edits: int,
-    ratios: Sequence[float],
-    report: Report,
-    save: Callable[[dict[str, Any]], None],
+    name: str, px: int, num_edits: int, ratios: Sequence[float], report: Report, save: Save
 ) -> None:
     """Measure a model at a size; save its figures after every group of edits."""
     report(0.0, "loading")
@@ -231,10 +238,7 @@ def measure(
     judged: dict[tuple[Cell, Way], list[Judged]] = {}
     timed = [way for way in trial.ways if way.steps == REUSING_STEPS[0] and way.companion in KINDS]
     stored = {way: trial.cached(trial.subjects[: max(BATCHES)], way) for way in timed}
-    num_bytes = {
-        way.name: sum(one.nbytes for rows in own[0] for row in rows for part in row for one in part)
-        for way, own in stored.items()
-    }
+    mib = {way.name: round(num_bytes(own[0]) / 2**20, 1) for way, own in stored.items()}
     costs = {}
     for index, (cell, batch) in enumerate(todo_costs := list(product(cells, BATCHES))):
         report(0.1 * index / len(todo_costs), f"time, batch {batch}")
@@ -254,9 +258,8 @@ def measure(
             found = judge(classifier, made, trial.exact[cell], edits)
             judged.setdefault((cell, way), []).append(found)
         if way == trial.ways[-1]:
-            mib = {name: round(each / 2**20, 1) for name, each in num_bytes.items()}
-            rows = rows_of(judged, costs)
-            save({"edits": group[-1].index + 1, "mib_by_template": mib, "rows": rows})
+            figures = {"edits": group[-1].index + 1, "mib_by_template": mib}
+            save(figures | {"rows": rows_of(judged, costs)})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -273,8 +276,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     result = describe_run("ray-cluster edits-trial 1", quick=bool(options.edits), started=started)
     result["cells"] = json.loads(path.read_text())["cells"] if path.exists() else {}
     prepare_threads(1)
-    console = wide_console()
-    with progress_bar(console) as progress:
+    with progress_bar(console := wide_console()) as progress:
         reports = Reports(progress, dict.fromkeys(options.only, 1.0))
         for key in options.only:
             name, px = key.rsplit("-", 1)
@@ -290,9 +292,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measure(name, int(px), num_edits, ratios, reports.of(key), save)
         reports.say("done", complete=True)
     plot_trial(result, path.with_suffix(".png"))
-    tables = {key: least_times(one["rows"]) for key, one in result["cells"].items()}
-    section = {"what": "least time in exact edits, by worst SSIM in the mask", "tables": tables}
-    print_sections(console, {"edits-trial": section}, quick=bool(options.edits))
+    print_verdict(result, console)
     return 0
 
 

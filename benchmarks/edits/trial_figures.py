@@ -12,9 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
+from rich.console import Console
 from torch import Tensor
 
 from benchmarks.plots import save_figure, with_pyplot
+from benchmarks.report import print_sections
 from benchmarks.stats import paired_ratio
 from ray_cluster.quality.calibration import as_pictures
 from ray_cluster.quality.classifier import AttributeClassifier, read_pictures
@@ -180,6 +182,14 @@ def least_times(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
             row[named.get(kind, kind)] = what and what.replace(f", {kind}", "")
         found.append(row)
     return found
+
+
+def print_verdict(result: dict[str, Any], console: Console) -> None:
+    """Print the least times."""
+    tables = {key: least_times(one["rows"]) for key, one in result["cells"].items()}
+    what = "least time, in exact edits of all steps, whose worst SSIM within the mask holds a bound"
+    section = {"what": what, "tables": tables}
+    print_sections(console, {"edits-trial": section}, quick=result["quick"])
 
 
 def _short(figure: float) -> float:
