@@ -213,14 +213,16 @@ def plot_trial(result: dict[str, Any], path: Path) -> None:
         rows = [r for r in one["rows"] if (r["guidance"], r["mask_ratio"]) == cell]
         kinds = dict.fromkeys((r["companion"], r["ring"]) for r in rows if "time_b4" in r)
         for kind, ring in kinds:
-            own = [r for r in rows if (r["companion"], r["ring"]) == (kind, ring)]
+            # a loss of nothing has no place on a logarithmic axis
+            some = [r for r in rows if "time_b4" in r and r["ssim_inside_worst"] < 1]
+            own = [r for r in some if (r["companion"], r["ring"]) == (kind, ring)]
             own.sort(key=lambda r: (r["steps"], r["cut"] or 0))
             x, y = [r["time_b4"] for r in own], [1 - r["ssim_inside"] for r in own]
             label = kind + (f", ring {ring}" if ring else "")
             label, style = ("exact, fewer steps", "ko-") if kind == "none" else (label, "s:")
             axes.plot(x, y, style, label=label, markersize=4)
         guided = "guided" if cell[0] > 1 else "plain"
-        axes.set(yscale="log", ylim=(1e-3, 1), title=f"{name} px, {guided}, m = {cell[1]}")
+        axes.set(yscale="log", ylim=(3e-3, 1), title=f"{name} px, {guided}, m = {cell[1]}")
         axes.title.set_fontsize(8)
     panels.flat[0].legend(fontsize=7)
     figure.supxlabel(
