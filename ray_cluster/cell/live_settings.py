@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextvars import Context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from ray_cluster.config.kinds import KINDS
@@ -49,13 +49,14 @@ _STAYS_OPEN = (
 
 @dataclass(frozen=True, slots=True)
 class ReplicaReport:
-    """A replica, and the settings that it has applied."""
+    """A replica, the settings that it has applied, and of a group which ranks step for whom."""
 
     replica_id: str
     pool: str
     version: str
     max_batch: int
     max_in_flight: int
+    seats: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +261,7 @@ class LiveSettings:
                     version=one.settings_version,
                     max_batch=one.registration.max_batch,
                     max_in_flight=one.registration.max_in_flight,
+                    seats=one.seats,
                 )
                 for one in self._core.replicas
                 # stores of LoRAs read no settings

@@ -28,6 +28,7 @@ from ray_cluster.config.settings_file import SettingsFile
 from ray_cluster.config.slices import front_arguments, worker_arguments
 from ray_cluster.imaging.detectors import Detectors
 from ray_cluster.imaging.processes.image_coder import ImageCoder
+from ray_cluster.replica.group.processes import StartRank, start_child
 from ray_cluster.replica.host import Host
 from ray_cluster.replica.skill import Skill
 
@@ -42,7 +43,7 @@ class LocalCell:
         file: watched for other settings; None if they stay.
         is_brief: whether it is there for a call of the user who runs it: no step is measured first,
             and LoRAs are read in threads, as they are as good as the model's own files.
-
+        start_rank: starts a rank of a group.
         name: of the cell. One of another name, whose configuration has the same
             `dispatch.service`, takes over from this one once its workers are there.
 
@@ -57,10 +58,11 @@ class LocalCell:
         *,
         file: SettingsFile | None = None,
         is_brief: bool = False,
+        start_rank: StartRank = start_child,
         name: str = "local",
     ) -> None:
         self._config = config
-        self._is_brief = is_brief
+        self._is_brief, self._start_rank = is_brief, start_rank
         self._name = name
         self._file = file
         self._workers: list[Worker] = []
@@ -138,6 +140,7 @@ class LocalCell:
             link,
             self._coder,
             is_brief=self._is_brief,
+            start_rank=self._start_rank,
             making=self._making,
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ray_cluster.dispatch.stages import RequestStages, decide, finish, request_in, stages_of
@@ -302,6 +302,7 @@ class ReplicaRecord:
         residents: ids of what is there or being fetched, by its last poll.
         merged: the set of LoRAs that its model is merged with, likewise.
         group: what steps cost on its ranks, likewise; None for one without.
+        seats: the ranks that its requests step on, likewise.
         changed: shared set of ids of replicas that have changed; its reader empties it.
         model: name of the queue that it leases from; see :attr:`Registration.lane`.
     """
@@ -318,6 +319,7 @@ class ReplicaRecord:
     residents: frozenset[str] = field(init=False)
     merged: str = ""
     group: GroupCost | None = field(init=False)
+    seats: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     settings_version: str = ""
     replica_id: str = field(init=False)
     model: str = field(init=False)
@@ -353,6 +355,7 @@ class ReplicaRecord:
         is_changed = poll.num_free != self.num_free or step_cost != self.step_cost
         is_changed |= residents != self.residents or poll.merged != self.merged
         self.merged, self.group = poll.merged, poll.group or self.group
+        self.seats = poll.seats
         self.num_free, self.step_cost, self.residents = poll.num_free, step_cost, residents
         self.named = set(poll.steps_done_by_id)
         self.peers_version = poll.peers_version

@@ -306,6 +306,10 @@ class DispatchService:
         """See :func:`ray_cluster.dispatch.reports.observing.observe`."""
         return observe(self._core, in_force, known, cursors, Instant(self._clock(), unix_s))
 
+    def seats(self) -> dict[str, Mapping[str, tuple[int, ...]]]:
+        """Return which ranks of each group step for which requests, by replica."""
+        return {one.replica_id: one.seats for one in self._core.replicas if one.group is not None}
+
     async def snapshot(self) -> ClusterSnapshot:
         return self._core.snapshot(self._clock())
 

@@ -173,7 +173,11 @@ class ControlService:
 
     def _present_report(self) -> PlanReport:
         return replace(
-            self._report, is_enabled=self.is_enabled, mode=self._mode, silent_s=self._silent_s
+            self._report,
+            is_enabled=self.is_enabled,
+            mode=self._mode,
+            silent_s=self._silent_s,
+            seats=self._dispatch.seats(),
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from ray_cluster.config.kinds import WorkerKind
@@ -307,6 +307,7 @@ class PlanReport:
         history: rounds that changed something, the oldest first.
         num_rounds, num_actions, num_failures, num_rollbacks: since the dispatcher started.
         round_s: seconds of all these rounds.
+        seats: of each group, by replica, which ranks step for which requests.
     """
 
     is_enabled: bool
@@ -320,6 +321,7 @@ class PlanReport:
     num_failures: int = 0
     round_s: float = 0.0
     num_rollbacks: int = 0
+    seats: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
 
 
 class PlanCalls(Protocol):

@@ -241,6 +241,7 @@ class Poll:
         merged: the set of LoRAs that its model is merged with, so that it is to be leased no other
             requests; empty where none is.
         group: what steps cost at present on its ranks; None from a replica without.
+        seats: the ranks that its requests step on at present, by their ids.
     """
 
     replica_id: str
@@ -257,6 +258,7 @@ class Poll:
     lora_mark: Mark | None = None
     merged: str = ""
     group: GroupCost | None = None
+    seats: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

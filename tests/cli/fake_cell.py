@@ -34,6 +34,7 @@ class FakeCell:
         num_left: images left of the model that is removed, by look.
         counts: replicas by application and deployment.
         max_batch: of every replica.
+        seats: of every replica.
         overridden: as of the front's arguments.
     """
 
@@ -44,6 +45,7 @@ class FakeCell:
         self.message = "no such model"
         self.counts = {"front/Gateway": 1, "a/BaseModel": 1, "b/BaseModel": 1}
         self.max_batch = 8
+        self.seats: dict[str, tuple[int, ...]] = {}
         self.overridden: tuple[str, ...] = ()
         self.states = {"front": "RUNNING"} | {one.name: "RUNNING" for one in config.workers}
         self._running = config
@@ -68,7 +70,7 @@ class FakeCell:
             },
             version_by_gateway={"g": self._has},
             replicas=tuple(
-                ReplicaReport(f"r-{p.name}", p.name, self._has, self.max_batch, 16)
+                ReplicaReport(f"r-{p.name}", p.name, self._has, self.max_batch, 16, self.seats)
                 for p in self._running.pools
             ),
             num_images_by_model={"b": left} if left else {},

@@ -261,6 +261,7 @@ def test_a_process_that_does_not_follow_is_named(tmp_path: Path) -> None:
 def test_what_is_shown_has_no_key(tmp_path: Path) -> None:
     keys = ["very-secret", entry("ci", "very-secret-2", "use", "operate")]
     cell = FakeCell(config_of(A, http={"api_keys": keys}))
+    cell.seats = {"img-1": (2, 3)}
     text = settings_text(cell.report())
     assert "very-secret" not in text
     content = yaml.safe_load(text)
@@ -271,6 +272,7 @@ def test_what_is_shown_has_no_key(tmp_path: Path) -> None:
     assert content["limits"]["max_queued_images"] == 500
     assert "# g: " in text
     assert "# replica r-a of a: " in text
+    assert "#   ranks 2, 3: img-1\n" in text
 
 
 def test_serves_own_file_has_arguments_only(tmp_path: Path, cli: Any) -> None:

@@ -132,9 +132,11 @@ def test_a_group_is_forecast_by_what_its_ranks_cost_as_it_last_reported() -> Non
     assert spans_s(1) == pytest.approx([6.0])
     assert spans_s(2) == pytest.approx([10.0, 10.0])
     faster = group_of({1: 0.5, 2: 0.3})
-    for poll in (replace(poll_of("g"), group=faster), poll_of("g")):
+    seats = {"img-1": (0, 1)}
+    for poll in (replace(poll_of("g"), group=faster, seats=seats), poll_of("g")):
         core.poll(poll, 0.0)
         assert spans_s(1) == pytest.approx([3.0])
+        assert [dict(one.seats) for one in core.replicas] == [poll.seats]
     assert spans_s(2) == pytest.approx([5.0, 5.0])
 
 

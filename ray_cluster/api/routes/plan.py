@@ -125,6 +125,15 @@ class RoundCard(BaseModel):
     cascades: list[PlannedCascadeCard]
 
 
+class GroupCard(BaseModel):
+    """Who runs where in a group."""
+
+    replica: str = Field(description="Its head.")
+    ranks: dict[str, list[int]] = Field(
+        description="By the id of an image's request, the ranks of its present step."
+    )
+
+
 class PlanResponse(BaseModel):
     """The controller's plan, and the rounds that changed something."""
 
@@ -137,6 +146,7 @@ class PlanResponse(BaseModel):
     heard_at: float | None = Field(description="Unix time of the last round; null before one.")
     latest: RoundCard | None = Field(description="The last round.")
     history: list[RoundCard] = Field(description="Rounds that changed something, newest first.")
+    groups: list[GroupCard] = Field(description="Groups of ranks, some two seconds ago at most.")
 
 
 def plan_reply(report: PlanReport, now_s: float) -> PlanResponse:
@@ -146,6 +156,10 @@ def plan_reply(report: PlanReport, now_s: float) -> PlanResponse:
         heard_at=report.heard_s,
         latest=None if report.latest is None else _round(report.latest),
         history=[_round(one) for one in reversed(report.history)],
+        groups=[
+            GroupCard(replica=one, ranks={k: list(v) for k, v in seats.items()})
+            for one, seats in sorted(report.seats.items())
+        ],
     )
 
 

@@ -93,6 +93,8 @@ def _head(report: SettingsReport) -> Iterator[str]:
             f"# replica {one.replica_id} of {one.pool}: {one.version or 'none yet'}, "
             f"max_batch {one.max_batch}, max_in_flight {one.max_in_flight}"
         )
+        for request_id, ranks in sorted(one.seats.items(), key=lambda seat: seat[1]):
+            yield f"#   ranks {', '.join(map(str, ranks))}: {request_id}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -136,6 +136,11 @@ class GroupEngine(StepEngine):
         return self.costs.current.costs[-1].cost
 
     @property
+    def seats(self) -> dict[str, tuple[int, ...]]:
+        """The ranks of the steps in flight, by request; from any thread."""
+        return {one.view.request_id: tuple(one.ranks) for one in list(self._steps.values())}
+
+    @property
     def can_step(self) -> bool:
         """Whether :meth:`step` has something to do now."""
         if self._ranks.has_news:

@@ -42,10 +42,10 @@ class _Child:
             self._process.wait(_END_S)
 
 
-def start_child(start: GroupStart) -> RankProcess:
-    """Start a rank as a child of this process."""
+def start_child(start: GroupStart, module: str = "ray_cluster.replica.group.rank") -> RankProcess:
+    """Start a rank as a child of this process; the module's code is what it runs."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "ray_cluster.replica.group.rank"],
+        [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         start_new_session=True,
     )

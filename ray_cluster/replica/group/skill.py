@@ -31,8 +31,9 @@ class GroupSkill(DenoiseSkill):
         self._group_metrics = GroupMetrics(self.registration.model)
 
     def poll(self, poll: Poll) -> Poll:
-        """Return a poll with what steps cost at present."""
-        return replace(super().poll(poll), group=self._engine.costs.current)
+        """Return a poll with what steps cost at present, and which ranks take one for whom."""
+        engine = self._engine
+        return replace(super().poll(poll), group=engine.costs.current, seats=engine.seats)
 
     def apply(self, settings: WorkerSettings) -> None:
         """Apply other settings; a group steps one image on each set."""

@@ -169,6 +169,7 @@ def test_an_abort_within_a_step_frees_its_ranks_at_its_end(zoo: Zoo) -> None:
     first, second = _states(zoo, "sd3", 2)
     engine.add(first)
     engine.step()
+    assert engine.seats == {"r0": (0, 1, 2, 3)}
     assert engine.abort("r0")
     engine.add(second)
     engine.step()
