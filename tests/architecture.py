@@ -20,8 +20,8 @@ MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
     "api": 8_450,
-    "benchmarks": 18_200,
-    "cell": 1_110,
+    "benchmarks": 18_700,
+    "cell": 1_120,
     "cli": 8_400,
     "codec": 400,
     "compat": 100,
@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 950,
-    "tests": 87_600,
+    "tests": 87_750,
     "training": 4_400,
     "transport": 1_450,
 }

@@ -6,23 +6,30 @@ shows what its ranks make of a step all the same.
 
 from __future__ import annotations
 
+import json
+import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
 
 from benchmarks.settings import Report, Settings
 from benchmarks.verdicts import at_most
+from ray_cluster.config.loading import set_environment
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.groups.degree_costs import DegreeCosts, Way
 from ray_cluster.engine.groups.group_engine import GroupEngine
 from ray_cluster.engine.groups.group_executor import GroupExecutor, GroupModel
 from ray_cluster.engine.groups.measuring import GroupTimer
+from ray_cluster.engine.groups.rank_sets import RankSets
 from ray_cluster.engine.models.loading import LoadedModel, load_model, start_states
 from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.engine.step.state import RequestState
@@ -56,6 +63,7 @@ def measure(settings: Settings, report: Report) -> dict[str, Any]:
         report(0.9, "groups: degrees")
         sides = (*_SIZES_PX, 256)
         degrees = [_degrees(group.timer, side, settings.step_rounds) for side in sides]
+    barriers = _barriers(4 * settings.step_rounds)
     rows = [row for part in switches for row in part]
     aims = [
         at_most(
@@ -81,7 +89,12 @@ def measure(settings: Settings, report: Report) -> dict[str, Any]:
     return {
         "what": f"steps of one image of {_MODEL} on {_RANKS} ranks that are processes here (gloo), "
         "wall time",
-        "tables": {"one rank": coordination, "changes": rows, "degrees": degrees},
+        "tables": {
+            "one rank": coordination,
+            "changes": rows,
+            "barriers of ranks that do nothing else": barriers,
+            "degrees": degrees,
+        },
         "aims": aims,
     }
 
@@ -201,6 +214,37 @@ def _step_s(timer: GroupTimer, side: int, ranks: range) -> float:
 def _row(side: int, name: str, more_ms: Sequence[float]) -> dict[str, Any]:
     cuts = quantiles(more_ms, n=100)
     return {"side_px": side, "change": name, "p50_ms": median(more_ms), "p99_ms": cuts[98]}
+
+
+def _barriers(rounds: int) -> list[dict[str, Any]]:
+    """Time what a change of ranks is compared with: barriers of idle ranks."""
+    with tempfile.TemporaryDirectory(prefix="barriers-") as folder:
+        spawn(_meet, (folder, rounds), nprocs=_RANKS)
+        taken = json.loads(Path(folder, "found.json").read_text(encoding="utf-8"))
+    return [_row(0, f"barrier of {degree}", ms) for degree, ms in taken.items()]
+
+
+def _meet(rank: int, folder: str, rounds: int) -> None:
+    """Meet the other ranks again and again; the first one writes how long that took."""
+    set_environment({"GLOO_SOCKET_IFNAME": "lo"})
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=_RANKS
+    )
+    groups, found = RankSets.build(rank, _RANKS, (2, 4), torch.device("cpu")).groups, {}
+    for ranks in (range(2), range(4)):
+        if rank in ranks:
+            found[len(ranks)] = [_barrier_ms(groups[ranks]) for _ in range(rounds)]
+    if rank == 0:
+        Path(folder, "found.json").write_text(json.dumps(found), encoding="utf-8")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _barrier_ms(group: dist.ProcessGroup) -> float:
+    began_s = time.perf_counter()
+    dist.barrier(group)
+    return 1e3 * (time.perf_counter() - began_s)
 
 
 def _degrees(timer: GroupTimer, side: int, rounds: int) -> dict[str, Any]:

@@ -184,7 +184,11 @@ async def _run(
 
 def _real(folder: Path) -> tuple[float, ...]:
     """Return each step's own seconds over those that it was to last, in the order of their ends."""
-    lines = [line.split() for path in folder.glob("[0-9]*") for line in path.open()]
+    lines = [
+        line.split()
+        for path in folder.glob("[0-9]*")
+        for line in path.read_text(encoding="utf-8").splitlines()
+    ]
     return tuple(float(took) / float(lasts) for _, lasts, took in sorted(lines))
 
 
