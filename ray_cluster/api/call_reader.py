@@ -172,9 +172,16 @@ def _idempotency_key(request: Request) -> str | None:
     return given
 
 
+def _without_nulls(value: Any) -> Any:
+    """Return a JSON value without what is null, which is the same as absent."""
+    if isinstance(value, dict):
+        return {k: _without_nulls(one) for k, one in value.items() if one is not None}
+    return list(map(_without_nulls, value)) if isinstance(value, list) else value
+
+
 def _digest(sent: dict[str, Any], wanted: WantedImages) -> str:
     """Return what equal bodies share, however they are written."""
-    fields, images, body = wanted.fields, wanted.images, dict(sent)
+    fields, images, body = wanted.fields, wanted.images, _without_nulls(sent)
     if images is not None:
         # a form and JSON of the same content are the same call
         body = fields.model_dump(mode="json", exclude_none=True) | {"image": images.image.sha256}

@@ -73,7 +73,6 @@ def app(fake: FakeDispatcherClient, config: ClusterConfig) -> FastAPI:
         ("strength", 1.01, "1"),
         ("strength", "much", "'much'"),
         ("strength", "NaN", "NaN"),
-        ("strength", "", "''"),
         ("feather_px", 257, "256"),
         ("feather_px", -1, "0"),
         ("feather_px", 1.5, "1.5"),

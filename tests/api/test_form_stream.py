@@ -74,7 +74,7 @@ TRICKY = (
 @settings(max_examples=50, deadline=None)
 @given(
     tails=st.lists(TRICKY, min_size=1, max_size=3),
-    prompt=st.text(max_size=50),
+    prompt=st.text(min_size=1, max_size=50),
     cuts=st.lists(st.integers(0, 10**6), max_size=60),
 )
 def test_a_form_is_read_as_it_was_sent_however_it_is_cut(

@@ -78,6 +78,9 @@ async def test_the_same_key_names_the_same_job(calls: httpx.AsyncClient, replica
     second = await calls.post("/v1/jobs", json=dict(reversed(BODY.items())), headers=key)
     assert (first.status_code, second.status_code) == (202, 200)
     assert first.json()["id"] == second.json()["id"]
+    # and null is absent
+    third = await calls.post("/v1/jobs", json=BODY | {"user": None, "loras": None}, headers=key)
+    assert third.json()["id"] == first.json()["id"]
     other = await calls.post("/v1/jobs", json={**BODY, "seed": 8}, headers=key)
     check_error(other, 422, code="idempotency_key_reused", param="Idempotency-Key")
     assert len(await replica.poll()) == 1

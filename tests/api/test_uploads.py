@@ -333,7 +333,7 @@ CODED = base64.b64encode(JPEG).decode()
         ("data:image/png;base64", "invalid_value", "data:image/png;base64,"),
         (CODED[:-1], "invalid_value", "padding is wrong"),
         (CODED[:400] + "=" + CODED[401:], "invalid_value", "padding is wrong"),
-        (CODED[:400] + "\n" * 4 + CODED[400:], "invalid_value", "without line breaks"),
+        (CODED[:400] + "\0" * 4 + CODED[400:], "invalid_value", "standard alphabet"),
         (CODED.replace("/", "_"), "invalid_value", "standard alphabet"),
         ("ä" * 400, "invalid_value", "base64"),
         ("", "invalid_image", "is empty"),

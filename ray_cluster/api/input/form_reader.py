@@ -32,6 +32,8 @@ _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 _MAX_NAME_CHARS = 256
 # a multiple of four, so that each piece can be decoded by itself
 _BASE64_PIECE_CHARS = 1 << 20
+_BREAKS = "\r\n\t"
+_NO_BREAKS = dict.fromkeys(map(ord, _BREAKS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +124,8 @@ class Uploads:
     async def store_text(self, owner: str, text: str, param: str) -> BlobRef:
         """Store an image that a JSON body holds as base64 or as a ``data:`` URL.
 
+        Spaces around it and line breaks within its base64 say nothing.
+
         Or the text is the id of an uploaded file, which is kept as long from now on as one that is
         uploaded now.
 
@@ -133,6 +137,7 @@ class Uploads:
             BlobStoreError: the input store fails.
             InvalidRequest: it is not base64, or no image; or there is no such file.
         """
+        text = text.strip()
         if text.startswith(FILE_PREFIX):
             return await self._store_again(owner, text, param)
         return await self.store(owner, _decoded(_payload(text, param), param), param)
@@ -191,7 +196,11 @@ class _FormReading:
         async for event in events:
             assert isinstance(event, PartBegin)
             base = event.name.removesuffix(LIST_MARK)
-            async with aclosing(_data_of_part(events)) as data:
+            async with aclosing(_data_of_part(events)) as received:
+                data = await _unless_empty(event, received)
+                if data is None:
+                    # what a form sends for a field or a file that was left empty
+                    continue
                 if base in self._max_images:
                     await self._read_image(event, base, data)
                 elif event.is_file and self._more.allow(event.name, len(self._files)):
@@ -261,6 +270,21 @@ async def _data_of_part(events: AsyncIterator[Event]) -> AsyncGenerator[bytes, N
         yield event
 
 
+async def _unless_empty(
+    part: PartBegin, data: AsyncGenerator[bytes, None]
+) -> AsyncIterator[bytes] | None:
+    """Return the same bytes; None for a part without any, unless it names a file."""
+    first = await anext(data, b"")
+    return _after(first, data) if first or part.has_file_name else None
+
+
+async def _after(first: bytes, data: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    if first:
+        yield first
+    async for chunk in data:
+        yield chunk
+
+
 def _duplicate(name: str, instead: str) -> InvalidRequest:
     return wrong(name, "is given more than once", more=instead, code="duplicate_parameter")
 
@@ -306,6 +330,9 @@ def _payload(text: str, param: str) -> str:
 
 async def _decoded(text: str, param: str) -> AsyncIterator[bytes]:
     """Yield what base64 says, piece by piece."""
+    if any(one in text for one in _BREAKS):
+        # as base64 FILE, openssl and MIME write it
+        text = await asyncio.to_thread(text.translate, _NO_BREAKS)
     try:
         if len(text) % 4 or "=" in text[:-2]:
             raise binascii.Error("its length or padding is wrong")
@@ -313,7 +340,7 @@ async def _decoded(text: str, param: str) -> AsyncIterator[bytes]:
             piece = text[start : start + _BASE64_PIECE_CHARS]
             yield await asyncio.to_thread(base64.b64decode, piece, validate=True)
     except ValueError as error:
-        what = "must be base64 in the standard alphabet, with padding and without line breaks"
+        what = "must be base64 in the standard alphabet, with padding"
         raise wrong(param, f"{what}: {error}", more=_if_name(text)) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -19,14 +20,25 @@ _MAX_HEADERS = 8
 _MAX_HEADER_BYTES = 4096
 _MAX_BOUNDARY_CHARS = 70
 _PLAIN_CODINGS = {b"binary", b"8bit", b"7bit"}
+_QUOTED = re.compile(rb'"(?:\\.|[^"\\])*"')
+# RFC 5987 and RFC 2231: what some clients send for names that are not plain ASCII
+_CODED_FILE_NAME = re.compile(rb";\s*filename\*(?:[0-9]+\*?)?\s*=", re.IGNORECASE)
+_FILE_TYPES = (b"image/", b"application/octet-stream")
 
 
 @dataclass(frozen=True, slots=True)
 class PartBegin:
-    """A part begins: the form's field, and whether the part has a file name."""
+    """A part of a form begins.
+
+    Attributes:
+        name: of the form's field.
+        is_file: whether it has a file name, be it empty, or its type is that of a file.
+        has_file_name: of some length.
+    """
 
     name: str
     is_file: bool
+    has_file_name: bool
 
 
 Event = PartBegin | bytes | None
@@ -144,14 +156,19 @@ class _Parser:
         self._field, self._value = bytearray(), bytearray()
 
     def _end_headers(self) -> None:
-        kind, options = parse_options_header(self._headers.get(b"content-disposition"))
+        disposition = self._headers.get(b"content-disposition", b"")
+        kind, options = parse_options_header(disposition)
         self._name = self._name_in(options) if kind == b"form-data" else ""
         if not self._name:
             raise self.invalid("it has no 'Content-Disposition: form-data; name=...'")
         coding = self._headers.get(b"content-transfer-encoding", b"binary").strip().lower()
         if coding not in _PLAIN_CODINGS:
             raise self.invalid("it has a Content-Transfer-Encoding; send its bytes as they are")
-        self._events.append(PartBegin(self._name, b"filename" in options))
+        has_coded = bool(_CODED_FILE_NAME.search(_QUOTED.sub(b"", disposition)))
+        media_type = self._headers.get(b"content-type", b"").strip().lower()
+        is_file = has_coded or b"filename" in options or media_type.startswith(_FILE_TYPES)
+        has_file_name = has_coded or bool(options.get(b"filename"))
+        self._events.append(PartBegin(self._name, is_file, has_file_name))
 
     def _name_in(self, options: dict[bytes, bytes]) -> str:
         try:

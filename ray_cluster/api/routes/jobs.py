@@ -125,9 +125,13 @@ class JobsEndpoint:
         """Stream a job's events (SSE): queued, started, progress, preview, and its end.
 
         Each event's data is the job as `GET /v1/jobs/{id}` shows it. With `Last-Event-ID`, which
-        browsers send by themselves, a stream goes on after that event, on any gateway.
+        browsers send by themselves, a stream goes on after that event, on any gateway; after the
+        last one there is none, and the status 204 tells a browser not to come again.
         """
-        events = self._events(await self._view(request, job_id), request)
+        view = await self._view(request, job_id)
+        if view.job.is_final and request.headers.get("Last-Event-ID") == view.version:
+            return Response(status_code=HTTPStatus.NO_CONTENT)
+        events = self._events(view, request)
         # before there is a slot, errors are replies of their own
         await anext(events)
         return EventStream(events, OPENING)

@@ -308,7 +308,10 @@ def _add_jobs(router: APIRouter, jobs: JobsEndpoint) -> None:
         jobs.events,
         "Watch a job",
         statuses=(401, 404, 429, 503),
-        more={200: {"content": content, "description": text}},
+        more={
+            200: {"content": content, "description": text},
+            204: {"description": "The job has ended, and `Last-Event-ID` is its last event's."},
+        },
         openapi_extra={"parameters": [_LAST_EVENT_ID]},
     )
     add = partial(add, model=JobResponse, statuses=(401, 404, 503))
