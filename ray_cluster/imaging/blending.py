@@ -42,8 +42,9 @@ def any_in(mask: Mask, size_px: SizePx) -> Mask:
 def blend_weights(mask: Mask, feather_px: int) -> Pixels:
     """Return how much of an edit is seen, 0 outside its mask and up to 255 within.
 
-    The weights grow with the distance from the nearest pixel outside, over ``feather_px`` pixels.
-    The border of the image is no border of the mask.
+    The weights grow with the distance from the nearest pixel outside, over ``feather_px`` pixels;
+    in a part of the mask that is narrower, up to its middle, which shows the edit whole. The border
+    of the image is no border of the mask.
     """
     weights = mask.astype(np.uint8)
     weights *= _WHOLE
@@ -59,7 +60,28 @@ def blend_weights(mask: Mask, feather_px: int) -> Pixels:
         around = slice(max(0, part.start - feather_px), part.stop + feather_px)
         near = _near(mask[around, columns], feather_px)
         weights[part, columns] = near[part.start - around.start :][: part.stop - part.start]
+    _raise_narrow(weights[rows, columns])
     return weights
+
+
+def _raise_narrow(weights: Pixels) -> None:
+    """Have each connected part of a mask reach the whole weight somewhere, in place."""
+    from scipy import ndimage
+
+    labels = np.empty(weights.shape, np.uint16)
+    try:
+        num = ndimage.label(weights, np.ones((3, 3)), output=labels)
+    except RuntimeError:
+        # tens of thousands of specks: as one
+        num = 1
+        labels[:] = weights > 0
+    is_narrow = np.ones(num + 1, np.bool_)
+    is_narrow[labels[weights == _WHOLE]] = is_narrow[0] = False
+    where = is_narrow[labels]
+    own, narrow = labels[where], weights[where]
+    largest = np.ones(num + 1, np.float32)
+    np.maximum.at(largest, own, narrow)
+    weights[where] = np.rint(narrow * (_WHOLE / largest[own]))
 
 
 def _near(mask: Mask, feather_px: int) -> Pixels:

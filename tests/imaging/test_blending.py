@@ -61,11 +61,29 @@ def test_weights_grow_from_the_masks_edge_inwards() -> None:
 
 
 def test_distances_are_euclidean() -> None:
-    mask = np.ones((5, 5), bool)
+    mask = np.ones((9, 9), bool)
     mask[0, 0] = False
     weights = blend_weights(mask, 9)
     assert weights[3, 4] == round(255 * 5 / 10)
     assert weights[0, 1] == round(255 / 10)
+
+
+@pytest.mark.parametrize("feather_px", [8, 32, 256])
+def test_a_feather_wider_than_a_part_of_the_mask_shows_its_middle_whole(feather_px: int) -> None:
+    mask = np.zeros((60, 100), bool)
+    mask[5:11, 5:90] = mask[20:51, 20:51] = mask[59, 99] = True
+    weights = blend_weights(mask, feather_px)
+    assert np.array_equal(weights > 0, mask)
+    # of six rows, two are in the middle; the line fades to its edge all the same
+    assert (weights[7:9, 10:85] == 255).all()
+    assert weights[5, 40] == pytest.approx(255 / 3, abs=5)
+    assert weights[35, 35] == weights[59, 99] == 255
+
+
+def test_specks_without_number_are_blended_too() -> None:
+    mask = np.zeros((520, 520), bool)
+    mask[::2, ::2] = True
+    assert np.array_equal(blend_weights(mask, 4), np.where(mask, 255, 0))
 
 
 def test_the_border_of_the_image_is_no_border_of_the_mask() -> None:
@@ -86,9 +104,30 @@ def test_weights_are_those_of_all_distances(
         # and some rows at a time
         patch.setattr("ray_cluster.imaging.blending._STRIP_PIXELS", 1)
         assert np.array_equal(blend_weights(mask, feather_px), weights)
+    plain = np.zeros(shape)
     for position in np.ndindex(shape):
         distance = min((math.dist(position, other) for other in outside), default=math.inf)
-        assert weights[position] == round(255 * min(1.0, distance / (feather_px + 1)))
+        plain[position] = round(255 * min(1.0, distance / (feather_px + 1)))
+    for part in connected(mask):
+        deepest = max(plain[one] for one in part)
+        for one in part:
+            assert abs(int(weights[one]) - plain[one] * 255 / deepest) <= 0.5 + 1e-4
+    assert np.array_equal(weights > 0, mask)
+
+
+def connected(mask: Mask) -> list[set[tuple[int, int]]]:
+    """Return the parts of a mask that hang together, be it by corners."""
+    left, parts = {(int(y), int(x)) for y, x in np.argwhere(mask)}, []
+    while left:
+        part, edge = set(), [left.pop()]
+        while edge:
+            y, x = edge.pop()
+            part.add((y, x))
+            near = {(y + dy, x + dx) for dy in (-1, 0, 1) for dx in (-1, 0, 1)} & left
+            left -= near
+            edge += near
+        parts.append(part)
+    return parts
 
 
 def test_blending_is_rounded_and_leaves_the_rest_alone() -> None:
