@@ -14,6 +14,11 @@ from ray_cluster.imaging.edit_images import resized, window_pixels
 from ray_cluster.imaging.encoder import PNG_COMPRESS_LEVEL
 from ray_cluster.policies.edits import Box, SizePx
 
+# levels between the channels of what is grey; the share of a picture that is not
+_GREY, _COLOURED_SHARE = 24, 0.1
+# a map's, of 16 levels a channel: of a segmentation 150, and what lies between two of them
+_MAP_COLOURS = 256
+
 
 @dataclass(frozen=True, slots=True)
 class MapOrder:
@@ -46,10 +51,12 @@ class ControlMap:
     Attributes:
         png: of three channels.
         size_px: its width and height.
+        is_picture: whether it is what was sent, and has the colours of a picture.
     """
 
     png: bytes
     size_px: SizePx
+    is_picture: bool = False
 
 
 def control_map(data: bytes, order: MapOrder, max_pixels: int) -> ControlMap:
@@ -75,7 +82,17 @@ def control_map(data: bytes, order: MapOrder, max_pixels: int) -> ControlMap:
         picture = resized(picture, image.size)
     buffer = io.BytesIO()
     picture.save(buffer, "PNG", compress_level=PNG_COMPRESS_LEVEL)
-    return ControlMap(buffer.getvalue(), picture.size)
+    is_picture = order.detector == "none" and _has_many_colours(np.asarray(picture))
+    return ControlMap(buffer.getvalue(), picture.size, is_picture)
+
+
+def _has_many_colours(pixels: Pixels) -> bool:
+    """Whether an image is neither grey nor painted in some colours, as maps are."""
+    least, most = pixels.min(axis=2), pixels.max(axis=2)
+    if np.mean(most - least > _GREY) < _COLOURED_SHARE:
+        return False
+    codes = (pixels.astype(np.uint16) >> 4) @ np.array([256, 16, 1], np.uint16)
+    return np.unique(codes).size > _MAP_COLOURS
 
 
 def _seen(image: Image.Image, order: MapOrder) -> Pixels:

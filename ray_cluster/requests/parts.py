@@ -81,6 +81,7 @@ class ControlNetUse:
         end: share of the steps after which it does nothing, above ``start`` and at most 1.
         preprocess: name of the detector that made the map of what the client sent.
         sent_sha256: digest of what the client sent.
+        is_picture: whether that is the map, and has the colours of a picture.
     """
 
     name: str
@@ -90,6 +91,7 @@ class ControlNetUse:
     end: float = 1.0
     preprocess: str = "none"
     sent_sha256: str = ""
+    is_picture: bool = False
 
     def is_active(self, step_index: int, num_steps: int) -> bool:
         """Whether it does something in a step, as diffusers decides it."""

@@ -128,6 +128,9 @@ class ImageDetails(BaseModel):
     controlnets: list[ControlNetUseCard] | None = optional(
         "(extension) The ControlNets that it follows; absent without any."
     )
+    warnings: list[str] | None = optional(
+        "(extension) What was carried out, and probably meant otherwise; absent without any."
+    )
 
 
 class GeneratedImage(ImageDetails):

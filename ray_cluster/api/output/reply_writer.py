@@ -31,6 +31,7 @@ from ray_cluster.api.output.resource_schemas import (
     JobPreview,
     JobResponse,
 )
+from ray_cluster.api.output.warnings import warnings_of
 from ray_cluster.policies.fidelity import Terms
 from ray_cluster.protocol.jobs import Job, JobView, StoredImage
 from ray_cluster.protocol.outcomes import CascadeAnswer, Completed
@@ -172,6 +173,8 @@ def details_of(image: RepliedImage) -> dict[str, Any]:
         details["lora_start_step"] = start
     if controls := controlnet_cards(request):
         details["controlnets"] = [one.model_dump() for one in controls]
+    if warnings := warnings_of(request):
+        details["warnings"] = warnings
     return details
 
 
@@ -223,6 +226,7 @@ def job_reply(view: JobView, url_of: UrlOf, now_s: float) -> JobResponse:
         size=size_text(first),
         loras=lora_cards(first),
         controlnets=controlnet_cards(first),
+        warnings=warnings_of(first),
         n=len(job.requests),
         step=sum(one.steps_done for one in open_images) + num_made * first.num_steps,
         num_steps=len(job.requests) * first.num_steps,

@@ -176,6 +176,7 @@ class JobResponse(BaseModel):
     size: str = Field(description="WIDTHxHEIGHT")
     loras: list[LoraCard] = Field([], description="The LoRAs of each image.")
     controlnets: list[ControlNetUseCard] = Field([], description="The ControlNets of each image.")
+    warnings: list[str] = Field([], description="What was probably meant otherwise.")
     n: int = Field(description="Number of images.")
     step: int = Field(description="Denoising steps done, over all images.")
     num_steps: int = Field(description="Denoising steps to do, over all images.")

@@ -56,6 +56,20 @@ class SentControlNet:
             hint = f"Set 'model' to {bases}, or choose a ControlNet of {model}."
             raise wrong(f"{self.param}.name", f"{name}, {what}", more=hint, code=code)
 
+    def check_range(self, request: ImageRequest) -> None:
+        """Refuse a range that holds no whole step of a request.
+
+        Raises:
+            InvalidRequest: it names the range.
+        """
+        start, end = self.choice.span
+        num = request.num_steps + (request.sampler == "pndm" and request.num_steps > 1)
+        if not any(start <= step / num and (step + 1) / num <= end for step in range(num)):
+            name = f"{self.param}.{'end' if self.choice.end is not None else 'start'}"
+            what = f"leaves no step: of {num} none lies within {start:g} to {end:g} of them"
+            least = f"Make the range wider than {2 / num:.3g}, or take more steps."
+            raise wrong(name, what, more=least)
+
     def as_in_body(self) -> dict[str, Any]:
         """Return the entry as a body has it, with its image's digest: equal for equal entries."""
         return {**self.choice.model_dump(exclude_none=True), "image": self.image.sha256}
@@ -129,9 +143,11 @@ class ControlNets:
                 param=f"{one.param}.image",
                 detector_param=f"{one.param}.preprocess",
             )
+            one.check_range(first)
             made = await self._images.make_map(request, one.image, order, limits)
             of_map = (choice.name, made.ref, choice.weight, *choice.span)
-            uses.append(ControlNetUse(*of_map, choice.detector, one.image.sha256))
+            sent = (choice.detector, one.image.sha256, made.made.is_picture)
+            uses.append(ControlNetUse(*of_map, *sent))
         return tuple(
             replace(one, add_ons=replace(one.add_ons, controls=tuple(uses))) for one in requests
         )

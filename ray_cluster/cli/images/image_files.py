@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ray_cluster.api.output.image_schemas import ImageFidelity
-from ray_cluster.cli.output import stdout
+from ray_cluster.cli.output import stderr, stdout
 from ray_cluster.errors import ConfigError, InvalidRequest, RayClusterError
 from ray_cluster.requests import ImageFormat
 
@@ -30,12 +30,14 @@ class GeneratedFile:
     Attributes:
         timing: seconds by stage.
         effort: its fidelity and steps in words; empty for an exact one.
+        stage: which of a cascade's models made it, and why; empty for another one's.
     """
 
     data: bytes
     seed: int
     timing: Mapping[str, float]
     effort: str = ""
+    stage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class GeneratedImages:
     Attributes:
         size: WIDTHxHEIGHT.
         deadline_met: None where the call had no deadline.
+        warnings: what was probably meant otherwise.
     """
 
     model: str
@@ -52,6 +55,7 @@ class GeneratedImages:
     images: tuple[GeneratedFile, ...]
     elapsed_s: float
     deadline_met: bool | None
+    warnings: tuple[str, ...] = ()
 
     def save(self, paths: Sequence[Path], *, force: bool) -> None:
         """Write one file per image; ConfigError if one cannot be written."""
@@ -66,12 +70,14 @@ class GeneratedImages:
                 for name, seconds in image.timing.items()
                 if seconds >= 0.005
             )
-            parts = (f"{path}", f"seed {image.seed}", self.size, image.effort, stages)
+            parts = (f"{path}", f"seed {image.seed}", self.size, image.effort, image.stage, stages)
             stdout().print("  ".join(part for part in parts if part), markup=False)
         summary = f"{len(self.images)} image(s) of {self.model} in {self.elapsed_s:.2f} s"
         if self.deadline_met is not None:
             summary += f", {'within' if self.deadline_met else 'AFTER'} the deadline"
         stdout().print(summary, markup=False)
+        for warning in self.warnings:
+            stderr().print(f"warning: {warning}", markup=False)
 
 
 def effort_words(fidelity: ImageFidelity | None) -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 from rich.progress import Progress
 
+from ray_cluster.api.output.image_schemas import CascadeCard
 from ray_cluster.api.output.resource_schemas import JobImage, JobResponse
 from ray_cluster.cli.images.image_files import (
     GeneratedFile,
@@ -56,12 +57,20 @@ def images_of(job: JobResponse, load: Callable[[JobImage], bytes]) -> GeneratedI
             image.seed,
             {} if image.timing is None else image.timing.model_dump(),
             effort_words(image.fidelity),
+            _stage_words(image.cascade),
         )
         for image in job.data
     )
-    return GeneratedImages(
-        job.model, job.size, images, job.finished - job.created, job.deadline.met
-    )
+    took_s, warnings = job.finished - job.created, tuple(job.warnings)
+    return GeneratedImages(job.model, job.size, images, took_s, job.deadline.met, warnings)
+
+
+def _stage_words(card: CascadeCard | None) -> str:
+    """Return which model of a cascade has answered, and why."""
+    if card is None:
+        return ""
+    confidence = "" if card.confidence is None else f", confidence {card.confidence:.2f}"
+    return f"{card.stage} ({card.model}): {card.reason}{confidence}"
 
 
 def open_job_ids(service: RemoteService) -> list[str]:

@@ -111,7 +111,7 @@ def map_making(data: bytes, order: MapOrder, max_pixels: int) -> Message:
 def map_of(reply: Message) -> ControlMap:
     """Return what :func:`map_making` made."""
     width_px, height_px = reply.header["size_px"]
-    return ControlMap(bytes(reply.parts[0]), (width_px, height_px))
+    return ControlMap(bytes(reply.parts[0]), (width_px, height_px), reply.header["is_picture"])
 
 
 def _encode(job: Message) -> Message:
@@ -173,7 +173,7 @@ def _make_map(job: Message) -> Message:
     except MemoryError as error:
         reason = "its map takes more memory than one of its size may"
         raise not_decodable(order.param, reason) from error
-    return Message({"size_px": made.size_px}, (made.png,))
+    return Message({"size_px": made.size_px, "is_picture": made.is_picture}, (made.png,))
 
 
 def _added(size_px: SizePx) -> Allowance:
