@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, UnidentifiedImageError
+from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
 
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest
+from ray_cluster.imaging.colours import Convert, to_srgb
 
 _FORMATS = ("PNG", "JPEG", "WEBP")
 # photos of phones: several views of one scene, of which the first is the photo
@@ -49,6 +50,10 @@ _LYING = (5, 6, 7, 8)
 _MARKER_WITH_LENGTH_OR_END = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _STRIP_PIXELS = 1 << 20
+# of a PNG, in its first chunk
+_PNG_DEPTH_AT = 24
+# measured displays have profiles above Pillow's 1 MiB, and some programs write a whole workflow
+PngImagePlugin.MAX_TEXT_CHUNK = 8 << 20
 
 
 class Header(NamedTuple):
@@ -100,9 +105,9 @@ def _webp_header(data: bytes) -> Header | None:
 
 
 def decoded(data: bytes, param: str, max_pixels: int | None = None) -> Image.Image:
-    """Return an image as it is seen: RGB, or RGBA if the file has transparency.
+    """Return an image as it is seen: RGB, or RGBA if the file has transparency, in sRGB.
 
-    Deeper colours become 8 bits; its EXIF orientation is applied.
+    Deeper colours become 8 bits; its colour profile and its EXIF orientation are applied.
 
     Args:
         param: what the image is called in errors.
@@ -113,9 +118,10 @@ def decoded(data: bytes, param: str, max_pixels: int | None = None) -> Image.Ima
     """
     with opened(data, param, max_pixels) as image:
         image.load()
-        mode = _mode_of(image)
-        is_plain = image.mode == mode
-        return upright(image if is_plain else joined(strips(image), mode, image.size), image)
+        mode, convert = _mode_of(image), to_srgb(image)
+        is_plain = image.mode == mode and convert is None
+        parts = strips(image, convert)
+        return upright(image if is_plain else joined(parts, mode, image.size), image)
 
 
 @contextmanager
@@ -139,6 +145,7 @@ def opened(data: bytes, param: str, max_pixels: int | None = None) -> Iterator[I
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
                 _check_size(*image.size, param, max_pixels)
                 _check_kind(image, data, param)
+                _scale_transparency(image, data)
                 yield image
     except Image.DecompressionBombError as error:
         raise _too_large(param, "far too many", max_pixels) from error
@@ -184,12 +191,24 @@ def upright_size(size_px: tuple[int, int], image: Image.Image) -> tuple[int, int
     return (height, width) if _orientation(image) in _LYING else size_px
 
 
-def strips(image: Image.Image) -> Iterator[Image.Image]:
-    """Yield the rows of a decoded image, some at a time, as RGB or RGBA; they are not turned."""
+def strips(image: Image.Image, convert: Convert | None = None) -> Iterator[Image.Image]:
+    """Yield the rows of a decoded image, some at a time, as RGB or RGBA; they are not turned.
+
+    Args:
+        convert: takes their colours to sRGB.
+    """
     mode, num_rows = _mode_of(image), max(1, _STRIP_PIXELS // image.width)
     for top in range(0, image.height, num_rows):
         bottom = min(image.height, top + num_rows)
-        yield _of_eight_bits(image.crop((0, top, image.width, bottom)), mode)
+        rows = image.crop((0, top, image.width, bottom))
+        plain = _of_eight_bits(rows, mode)
+        if convert is not None:
+            # four inks have no way to RGB but by their profile
+            seen = convert(rows if rows.mode == "CMYK" else plain.convert("RGB"))
+            if mode == "RGBA":
+                seen.putalpha(plain.getchannel("A"))
+            plain = seen
+        yield plain
 
 
 def joined(parts: Iterator[Image.Image], mode: str, size_px: tuple[int, int]) -> Image.Image:
@@ -218,6 +237,19 @@ def _check_kind(image: Image.Image, data: bytes, param: str) -> None:
         )
     if image.format in ("JPEG", _SEVERAL_VIEWS):
         _check_scans(data)
+
+
+def _scale_transparency(image: Image.Image, data: bytes) -> None:
+    """Scale the one level or colour of a PNG that is transparent, as Pillow scales the pixels."""
+    given = image.info.get("transparency")
+    if image.format != "PNG" or len(data) <= _PNG_DEPTH_AT:
+        return
+    bits = data[_PNG_DEPTH_AT]
+    if image.mode == "L" and isinstance(given, int) and bits in (2, 4):
+        top = 2**bits - 1
+        image.info["transparency"] = (given & top) * 255 // top
+    elif image.mode == "RGB" and isinstance(given, tuple) and bits == 16:
+        image.info["transparency"] = tuple(one >> 8 for one in given)
 
 
 def _too_large(param: str, given: str, max_pixels: int | None) -> InvalidRequest:
