@@ -19,6 +19,7 @@ Infeasibility (a full queue, a missed deadline) is never an exception: it is a f
 
 from __future__ import annotations
 
+import re
 from typing import Literal, get_args
 
 LastStage = Literal["upscale"]
@@ -133,11 +134,11 @@ REQUEST_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, InvalidRequest)
 
 
 def without_password(value: object) -> str:
-    """Return a value as an error may show it: a URL's user, password and query are left out."""
+    """Return a value as it may be shown: a URL without user, password, query and fragment."""
     text = str(value)
     scheme, mark, rest = text.partition("://")
     if not mark:
         return text
-    plain, query, _ = rest.partition("?")
+    plain, *query = re.split("[?#]", rest, maxsplit=1)
     user, at, place = plain.rpartition("@")
     return f"{scheme}{mark}{'...' if user else ''}{at}{place}{'?...' if query else ''}"

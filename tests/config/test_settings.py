@@ -198,6 +198,7 @@ def test_bounds_that_contradict_are_refused(bounds: dict[str, int], sentence: st
     [
         ("postgresql://me:secret@host/jobs", "postgresql://...@host/jobs"),
         ("postgresql://me:se@cret@host/jobs?password=x", "postgresql://...@host/jobs?..."),
+        ("https://host/a.safetensors#token=x?y", "https://host/a.safetensors?..."),
         ("s3://bucket/folder", "s3://bucket/folder"),
         ("/folder@here", "/folder@here"),
         (8000, "8000"),

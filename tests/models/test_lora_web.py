@@ -22,7 +22,7 @@ from yarl import URL
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.models.sources import lora_http
 from ray_cluster.models.sources.addresses import PrivateHosts, is_public
-from ray_cluster.models.sources.lora_sources import Bounds, fetch
+from ray_cluster.models.sources.lora_sources import Bounds, check_source, fetch
 
 CONTENT = bytes(range(256)) * 4096
 DIGEST = hashlib.sha256(CONTENT).hexdigest()
@@ -282,6 +282,26 @@ def test_of_a_host_that_is_not_public_one_word_is_said_whatever_happens(
             fetched(f"{url}/{name}.safetensors?token=secret", url, to=tmp_path)
         said.add(str(failed.value).replace(url, "").replace(name, ""))
     assert said == {"/.safetensors?... does not give the file"}
+
+
+def test_what_a_public_host_does_not_have_is_not_asked_for_again(
+    host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lora_http, "is_public", lambda _address: True)
+    host.answers = {f"/{code}.safetensors": status(code) for code in (401, 403, 410, 429, 503)}
+    for code in (401, 403, 404, 410):
+        with pytest.raises(InvalidRequest, match=f"answers with status {code}: it is not there"):
+            fetched(f"{host.url}/{code}.safetensors", host.url, to=tmp_path)
+    for code in (429, 503):
+        with pytest.raises(OSError, match=f"answers with status {code}"):
+            fetched(f"{host.url}/{code}.safetensors", host.url, to=tmp_path)
+
+
+@pytest.mark.parametrize("path", ["api/download/models/12345", "a.ckpt", "", "a.safetensors/"])
+def test_a_link_that_names_no_file_is_refused_before_it_is_asked(path: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"no file of \.safetensors"):
+        check_source(f"https://host.org/{path}?type=Model", ["https://host.org"])
+    check_source("https://host.org/x/A.SAFETENSORS?download=true", ["https://host.org"])
 
 
 # what is slow, or large

@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _MAX_REDIRECTS = 5
+# statuses that asking again does not change
+_NEVER = (400, 401, 403, 404, 405, 410, 451)
 # until a server answers; and the time over which its rate is measured
 _ANSWER_S = 30.0
 _RATE_S = 30.0
@@ -155,6 +157,9 @@ class _Download:
             raise self._failed(url, "cannot be reached") from error
         if response.status not in (200, *_REDIRECTS):
             response.close()
+            if response.status in _NEVER and not self._is_private(url):
+                what = f"its host answers with status {response.status}"
+                raise self._wrong(f"{what}: it is not there, or not for this service")
             raise self._failed(url, f"answers with status {response.status}")
         return response
 
@@ -196,6 +201,9 @@ class _Download:
 
         Callers would learn from more which hosts and ports are there.
         """
+        shown = "does not give the file" if self._is_private(url) else what
+        return OSError(f"{self._shown} {shown}")
+
+    def _is_private(self, url: URL) -> bool:
         host = url.host or ""
-        is_private = self._resolver.is_private or (is_address(host) and not is_public(host))
-        return OSError(f"{self._shown} {'does not give the file' if is_private else what}")
+        return self._resolver.is_private or (is_address(host) and not is_public(host))

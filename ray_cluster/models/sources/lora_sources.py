@@ -51,6 +51,9 @@ def check_source(source: str, allowed: Sequence[str]) -> None:
         )
     if not is_allowed:
         raise _not_allowed(source, allowed)
+    if source.startswith(("http://", "https://")):
+        # of a link that only leads to a file, nobody here knows what it is
+        _check_suffix(urlsplit(source).path, source)
 
 
 def _not_allowed(source: str, allowed: Sequence[str]) -> InvalidRequest:
