@@ -95,3 +95,42 @@ async def test_base64_may_have_line_breaks(
     reply = await http.post(EDITS, json={"prompt": PROMPT, "image": text})
     assert reply.status_code == 200, reply.text
     assert fake.offered[-1][0].edit.image == ref_of(IMAGE)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("head", "says"),
+    [
+        (b"\0\0\0\x18ftypheic\0\0\0\0", "is HEIC"),
+        (b"\0\0\0\x1cftypavif\0\0\0\0", "is AVIF"),
+        (b"\0\0\0\x18ftypmp42\0\0\0\0", "is a film"),
+        (b"GIF89a" + bytes(20), "is a GIF"),
+        (b"%PDF-1.7" + bytes(20), "is a PDF"),
+        (b"<!DOCTYPE html><html>", "is a web page"),
+        (b"what is this?", "begins with b'what is this"),
+    ],
+)
+async def test_files_of_other_kinds_are_named(
+    http: httpx.AsyncClient, head: bytes, says: str
+) -> None:
+    reply = await send(http, plain(head))
+    check_error(reply, 400, code="invalid_image", param="image")
+    assert f"PNG, JPEG or WebP image; what was sent {says}" in error_of(reply)["message"]
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        (["pastel"], 'Write [{"name": "pastel", "scale": 1}].'),
+        ("pastel", 'Write [{"name": "pastel", "scale": 1}].'),
+        ({"pastel": 0.8}, 'Write [{"name": "pastel", "scale": 0.8}].'),
+        ({"name": "pastel", "scale": 0.8}, 'Write [{"name": "pastel"}].'),
+        ([{"pastel": 0.8}], "There are name, scale"),
+        ([0.5], "a list of objects"),
+    ],
+)
+async def test_loras_in_other_shapes_are_refused_with_the_right_one(
+    http: httpx.AsyncClient, given: object, says: str
+) -> None:
+    reply = await http.post("/v1/images/generations", json={"prompt": "x", "loras": given})
+    assert reply.status_code == 400
+    assert says in error_of(reply)["message"]

@@ -27,6 +27,24 @@ from ray_cluster.storage.inputs import InputTooLarge
 LIST_MARK = "[]"
 # enough bytes to tell the kinds apart
 _HEAD_BYTES = 12
+# by how they begin, other files that people send
+_OTHER_KINDS = {
+    b"GIF8": "a GIF",
+    b"BM": "a BMP",
+    b"II*\0": "a TIFF",
+    b"MM\0*": "a TIFF",
+    b"%PDF": "a PDF",
+    b"<svg": "an SVG",
+    b"<?xml": "XML, perhaps an SVG",
+    b"<!DOCTYPE": "a web page",
+    b"<html": "a web page",
+    b"8BPS": "a Photoshop file",
+    b"\xff\x0a": "JPEG XL",
+    b"\0\0\0\x0cJXL ": "JPEG XL",
+    b"\0\0\0\x0cjP  ": "JPEG 2000",
+}
+_AVIF = (b"avif", b"avis")
+_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
 # of a file that is meant to be sent
 _SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 _MAX_NAME_CHARS = 256
@@ -310,9 +328,21 @@ def _check_kind(head: bytearray, param: str) -> None:
         or (head.startswith(b"RIFF") and head[8:12] == b"WEBP")
     )
     if not is_known:
-        begins = f"begins with {bytes(head[:_HEAD_BYTES])!r}" if head else "is empty"
-        what = f"must be a PNG, JPEG or WebP image; what was sent {begins}"
+        what = f"must be a PNG, JPEG or WebP image; what was sent {_kind_words(bytes(head))}"
         raise wrong(param, what, code="invalid_image")
+
+
+def _kind_words(head: bytes) -> str:
+    """Return what a file seems to be that is none of the known kinds."""
+    if not head:
+        return "is empty"
+    if head[4:8] == b"ftyp":
+        brand = head[8:12]
+        return "is AVIF" if brand in _AVIF else "is HEIC" if brand in _HEIC else "is a film"
+    for start, name in _OTHER_KINDS.items():
+        if head.startswith(start):
+            return f"is {name}"
+    return f"begins with {head[:_HEAD_BYTES]!r}"
 
 
 def _payload(text: str, param: str) -> str:

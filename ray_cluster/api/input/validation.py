@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, TypeVar, get_args
@@ -101,7 +102,7 @@ def _problem(item: ErrorDetails, fields: type[BaseModel]) -> InvalidRequest:
         allowed = "a list of objects" if allowed == "a mapping" else f"a list of {allowed}"
     # a whole number is a number, though it may be larger than any float
     is_number = kind == "float_type" and type(given) is int and not is_entry
-    hints = (_right_form(given, kind, last), INSTEAD.get(param))
+    hints = (_right_form(given, kind, last), _right_entry(given, name), INSTEAD.get(param))
     return wrong(
         param,
         f"must be {allowed}; given {describe(given)}",
@@ -142,6 +143,21 @@ def _right_form(given: object, kind: str, name: str) -> str | None:
         and abs(given) < _MOST_PLAIN
     ):
         return f"Write {given:.0f}."
+    return None
+
+
+def _right_entry(given: object, field: str) -> str | None:
+    """Return how to write LoRAs that were given by their names, or by names and scales."""
+    if field != "loras":
+        return None
+    if isinstance(given, str) and given:
+        return f'Write [{{"name": {json.dumps(given[:100])}, "scale": 1}}].'
+    match given:
+        case dict() if given and all(type(one) in (int, float) for one in given.values()):
+            name, scale = next(iter(given.items()))
+            return f'Write [{{"name": {json.dumps(name[:100])}, "scale": {scale}}}].'
+        case {"name": str(name)}:
+            return f'Write [{{"name": {json.dumps(name[:100])}}}].'
     return None
 
 
