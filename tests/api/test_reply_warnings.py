@@ -100,7 +100,7 @@ async def test_a_picture_in_place_of_a_map_is_told_of(
     ],
 )
 async def test_a_range_without_a_step_is_refused(
-    http: httpx.AsyncClient, steps: int, span: dict[str, float], param: str | None
+    http: httpx.AsyncClient, steps: int, span: dict[str, Any], param: str | None
 ) -> None:
     body: dict[str, Any] = RED | {"num_inference_steps": steps, "controlnets": [entry(**span)]}
     reply = await http.post(URL, json=body)

@@ -143,7 +143,7 @@ def read_lora(path: Path, base: Path) -> LoraFactors:
 
 
 def _check_file(path: Path) -> None:
-    if path.suffix != _SUFFIX:
+    if path.suffix.lower() != _SUFFIX:
         raise ModelUnsupported(
             f"{path.name} is no {_SUFFIX} file; other formats can hold programs and are not read"
         )

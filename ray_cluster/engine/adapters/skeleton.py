@@ -21,6 +21,13 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from ray_cluster.compat import lora_components
+from ray_cluster.engine.adapters.lora_said import (
+    PEFT_PREFIX,
+    Said,
+    said_of,
+    spread,
+    tensors_of,
+)
 from ray_cluster.engine.adapters.low_rank import LowRank
 from ray_cluster.engine.files.folders import (
     component_config,
@@ -46,6 +53,9 @@ _OF_TRAINING = frozenset(
         "base_model_name_or_path",
         "inference_mode",
         "init_lora_weights",
+        # of libraries that it was not trained with
+        "megatron_core",
+        "qalora_group_size",
         "lora_dropout",
         "peft_type",
         "peft_version",
@@ -107,10 +117,12 @@ class Skeleton:
         After an error, which may be any of :data:`~ray_cluster.errors.MODEL_ERRORS`, it must not be
         used any more.
         """
-        converted, alphas, metadata = self._converted(path)
+        said = said_of(path)
+        converted, alphas = self._converted(self._named(tensors_of(path), said))
+        owners = dict(self._owners(converted))
+        metadata = spread(said, _ranks(converted, owners))
         if alphas and metadata:
             raise ModelUnsupported("it has alphas both in its header and as tensors")
-        owners = dict(self._owners(converted))
         if metadata is not None:
             metadata = _effective(metadata) | _targets(metadata, owners.values())
         common = {"adapter_name": _NAME, "low_cpu_mem_usage": True, "metadata": metadata}
@@ -140,25 +152,38 @@ class Skeleton:
         by_component = {name: layers for name, layers in found.items() if layers}
         return ReadLayers(by_component, (*unused, *unknown))
 
-    def _converted(self, path: Path) -> tuple[dict[str, Tensor], Any, Any]:
-        """Return the tensors by diffusers' names, their alphas, and what the header says."""
-        options: dict[str, Any] = {
-            # of a file, the name only keeps diffusers from looking for others
-            "weight_name": path.name,
-            "local_files_only": True,
-            "use_safetensors": True,
-            "return_lora_metadata": True,
-        }
+    def _named(self, tensors: dict[str, Tensor], said: Said) -> dict[str, Tensor]:
+        """Return tensors under the component that PEFT has left out of their names.
+
+        Raises:
+            ModelUnsupported: the layers are of no component, or nothing says their alpha.
+        """
+        if not all(key.startswith(PEFT_PREFIX) for key in tensors):
+            return tensors
+        plain = {key.removeprefix(PEFT_PREFIX): one for key, one in tensors.items()}
+        layer = next(iter(plain), "").partition(".lora_")[0]
+        for name, part in self._parts.items():
+            if layer in dict(part.named_modules()):
+                if "lora_alpha" not in said:
+                    raise ModelUnsupported(
+                        "it has PEFT's own keys, and no adapter_config.json beside it nor a header "
+                        "that says its alpha: save it with diffusers (save_lora_weights)"
+                    )
+                return {f"{name}.{key}": one for key, one in plain.items()}
+        raise ModelUnsupported(f"it has no layer {layer!r}")
+
+    def _converted(self, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
+        """Return the tensors by diffusers' names, and their alphas."""
+        options: dict[str, Any] = {}
         match self._pipeline.__name__:
             case "StableDiffusion3Pipeline":
-                converted, metadata = self._pipeline.lora_state_dict(str(path), **options)
-                return converted, None, metadata
+                return self._pipeline.lora_state_dict(tensors), None
             case "FluxPipeline":
                 options["return_alphas"] = True
             case _:
                 options["unet_config"] = self._parts[self._denoiser].config
-        converted, alphas, metadata = self._pipeline.lora_state_dict(str(path), **options)
-        return converted, alphas or {}, metadata
+        converted, alphas = self._pipeline.lora_state_dict(tensors, **options)
+        return converted, alphas or {}
 
     def _owners(self, converted: Mapping[str, Tensor]) -> Iterator[tuple[str, _Owner]]:
         """Yield the keys that are a factor of a layer, with what they belong to."""
@@ -192,6 +217,15 @@ class Skeleton:
             else:
                 unknown.append(key)
         return found, unknown
+
+
+def _ranks(converted: Mapping[str, Tensor], owners: Mapping[str, _Owner]) -> dict[str, set[int]]:
+    """Return the ranks of each component's factors."""
+    found: dict[str, set[int]] = {}
+    for key, owner in owners.items():
+        if owner.part == "A.weight":
+            found.setdefault(owner.component, set()).add(converted[key].shape[0])
+    return found
 
 
 def _dropped(part: nn.Module) -> str:

@@ -160,7 +160,9 @@ def _check_suffix(name: str, source: str) -> None:
 
 def only_file(names: Sequence[str], source: str) -> str:
     """Return the file among several that is the LoRA."""
-    found = sorted(one for one in names if one.endswith(SUFFIX))
+    # macOS writes a file of its own beside each, with these two characters before its name
+    files = (one for one in names if not one.startswith("._"))
+    found = sorted(one for one in files if one.lower().endswith(SUFFIX))
     if _DIFFUSERS_NAME in found:
         return _DIFFUSERS_NAME
     if len(found) != 1:
