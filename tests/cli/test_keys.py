@@ -107,3 +107,19 @@ def test_the_key_is_the_options_or_the_environments_or_a_plain_one_of_the_file(
     monkeypatch.delenv("RAY_CLUSTER_API_KEY")
     config = load_config({"http": {"api_keys": [named]}, "pools": POOLS})
     assert given(url) == ""
+
+
+def test_every_command_finds_the_service_of_the_environment(
+    cli: Cli, served: Served, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_CLUSTER_URL", served.url)
+    monkeypatch.setenv("RAY_CLUSTER_API_KEY", "secret")
+    done = cli("generate", "a red circle", "--steps", 4, "-o", tmp_path / "a.png")
+    assert done.exit_code == 0, done.output
+    assert len(served.made) == 1
+    for command in (("jobs", "list"), ("loras", "list"), ("models", "list")):
+        assert cli(*command).exit_code == 0
+    # what is given comes first
+    other = cli("jobs", "list", "--url", "http://127.0.0.1:9")
+    assert other.exit_code == 1
+    assert "127.0.0.1:9" in other.stderr

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from ray_cluster.cli.remote.service_options import URL_VARIABLE
 from ray_cluster.policies.fidelity import Fidelity
 from ray_cluster.requests import ImageFormat, SamplerName
 
@@ -118,7 +119,11 @@ _Model = Annotated[
 ]
 _Url = Annotated[
     str | None,
-    _where("Running service, such as http://127.0.0.1:8000. Default: this process."),
+    typer.Option(
+        envvar=URL_VARIABLE,
+        help="Running service, such as http://127.0.0.1:8000. Default: this process.",
+        rich_help_panel="Where it is made",
+    ),
 ]
 _ApiKey = Annotated[
     str | None,

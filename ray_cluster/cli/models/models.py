@@ -9,6 +9,7 @@ import typer
 
 from ray_cluster.cli.models.calibrate import calibrate, calibrate_cascade
 from ray_cluster.cli.output import fail, plain_errors, stdout
+from ray_cluster.cli.remote.service_options import URL_VARIABLE
 
 models = typer.Typer(
     help="List and calibrate models; train, publish and measure the built-in ones."
@@ -22,7 +23,8 @@ _Name = Annotated[str, typer.Argument(help="A built-in model, such as shapes-sd.
 @models.command("list")
 def list_models(
     url: Annotated[
-        str | None, typer.Option(help="Also list the models of a running service.")
+        str | None,
+        typer.Option(envvar=URL_VARIABLE, help="Also list the models of a running service."),
     ] = None,
     api_key: Annotated[
         str | None, typer.Option(help="API key for --url; RAY_CLUSTER_API_KEY is another way.")

@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-Url = Annotated[str, typer.Option(help="Address of the service.")]
+URL_VARIABLE = "RAY_CLUSTER_URL"
+"""Environment: address of the service that commands call."""
+
+Url = Annotated[str, typer.Option(envvar=URL_VARIABLE, help="Address of the service.")]
 ApiKey = Annotated[
     str | None,
     typer.Option(
