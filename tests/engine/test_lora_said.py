@@ -177,6 +177,10 @@ def test_kohyas_alphas_are_tensors_and_its_header_is_of_training(files: Files) -
     tensors = kohya_keys("lora_unet", files.layers, alpha=6.0)
     header = {"ss_network_alpha": "1.0", "ss_network_dim": "64"}
     assert files.scale(tensors, header=header) == pytest.approx(6 / RANK)
+    assert files.scale(tensors, header={"alpha": "6"}) == pytest.approx(6 / RANK)
+    for other in ({"alpha": "5"}, {"alpha": "6", "use_rslora": "true"}):
+        with pytest.raises(ModelUnsupported, match="other alphas in its header"):
+            files.scale(tensors, header=other)
 
 
 def test_what_macos_writes_beside_files_is_no_lora() -> None:

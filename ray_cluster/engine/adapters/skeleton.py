@@ -121,8 +121,11 @@ class Skeleton:
         converted, alphas = self._converted(self._named(tensors_of(path), said))
         owners = dict(self._owners(converted))
         metadata = spread(said, _ranks(converted, owners))
-        if alphas and metadata:
-            raise ModelUnsupported("it has alphas both in its header and as tensors")
+        by_layer, unknown = self._alphas_of(alphas or {}, owners)
+        if alphas and metadata is not None:
+            if not _agree(by_layer, metadata):
+                raise ModelUnsupported("it has other alphas in its header than as tensors")
+            metadata = None
         if metadata is not None:
             metadata = _effective(metadata) | _targets(metadata, owners.values())
         common = {"adapter_name": _NAME, "low_cpu_mem_usage": True, "metadata": metadata}
@@ -137,7 +140,6 @@ class Skeleton:
                 self._pipeline.load_lora_into_text_encoder(
                     converted, text_encoder=part, prefix=name, **_NO_ALPHAS, **common
                 )
-        by_layer, unknown = self._alphas_of(alphas or {}, owners)
         found = {
             name: dict(_factors_of(part, by_layer[name])) for name, part in self._parts.items()
         }
@@ -217,6 +219,15 @@ class Skeleton:
             else:
                 unknown.append(key)
         return found, unknown
+
+
+def _agree(by_layer: Mapping[str, Mapping[str, float]], said: Said) -> bool:
+    """Whether all that a header says is the alpha that each layer has as a tensor."""
+    return all(
+        said.get(f"{component}.lora_alpha", alpha) == alpha
+        for component, alphas in by_layer.items()
+        for alpha in alphas.values()
+    ) and not any("_pattern" in key or "rslora" in key for key, value in said.items() if value)
 
 
 def _ranks(converted: Mapping[str, Tensor], owners: Mapping[str, _Owner]) -> dict[str, set[int]]:
