@@ -19,19 +19,19 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 8_450,
+    "api": 8_640,
     "benchmarks": 18_700,
     "cell": 1_120,
-    "cli": 8_400,
+    "cli": 8_430,
     "codec": 400,
     "compat": 100,
     "config": 3_010,
     "control": 1_000,
     "deployments": 1_900,
     "dispatch": 6_550,
-    "engine": 15_950,
+    "engine": 16_130,
     "errors": 150,
-    "imaging": 2_150,
+    "imaging": 2_280,
     "jobs": 3_650,
     "kernels": 1_250,
     "models": 2_450,
@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 950,
-    "tests": 87_750,
+    "tests": 88_450,
     "training": 4_400,
     "transport": 1_450,
 }

@@ -21,19 +21,19 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from ray_cluster.compat import lora_components
-from ray_cluster.engine.adapters.lora_said import (
-    PEFT_PREFIX,
-    Said,
-    said_of,
-    spread,
-    tensors_of,
-)
 from ray_cluster.engine.adapters.low_rank import LowRank
 from ray_cluster.engine.files.folders import (
     component_config,
     component_names,
     denoiser_name,
     pipeline_name,
+)
+from ray_cluster.engine.files.lora_said import (
+    PEFT_PREFIX,
+    Said,
+    said_of,
+    spread,
+    tensors_of,
 )
 from ray_cluster.engine.models.denoisers import model_class
 from ray_cluster.errors import ModelUnsupported
