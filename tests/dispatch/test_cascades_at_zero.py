@@ -38,6 +38,13 @@ def test_an_image_waits_for_a_replica_that_a_controller_starts() -> None:
     assert lease(core, "h", 14.0).request.request_id == "a"
 
 
+def test_a_model_at_none_is_missing_only_where_nobody_starts_it_again() -> None:
+    for stopped, wanted in ((False, 0), (True, None)):
+        found = without_heavy(stopped_by_plan=stopped).snapshot(1.0).num_ready_by_model
+        assert found.get("heavy") == wanted
+        assert found["light"] == 1
+
+
 def test_so_it_does_while_that_one_loads() -> None:
     core = without_heavy(stopped_by_plan=True)
     core.queue.note_asleep([], is_woken=True)

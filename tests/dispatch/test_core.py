@@ -208,6 +208,7 @@ def test_the_snapshot_counts_what_is_where(core: DispatchCore) -> None:
     assert snapshot.warnings == ()
     core.unregister("r", 5.0)
     assert core.snapshot(6.0).warnings == ("no replica of m lives; 5 images wait for one",)
+    assert core.snapshot(6.0).num_ready_by_model == {"m": 0}
 
 
 def test_a_second_look_counts_what_the_first_gave(core: DispatchCore) -> None:

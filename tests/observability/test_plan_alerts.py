@@ -1,4 +1,4 @@
-"""Each alert about plans fires on what it is for and not before, as promtool computes it."""
+"""Alerts of plans and lost models fire on what they are for and not before, says promtool."""
 
 from __future__ import annotations
 
@@ -23,6 +23,9 @@ QUIET = {
     "ray_cluster_plan_failures_total": "0x300",
     "ray_cluster_plan_rollbacks_total": "0x100 1x200",
     'ray_cluster_plan_replicas{pool="sd",kind="planned"}': "1x60 2x60 1x60 2x120",
+    'ray_cluster_ready_replicas{model="sd"}': "2x100 1x200",
+    'ray_cluster_cascade_images_total{cascade="b",reason="no_time"}': "0+1x300",
+    'ray_cluster_cascade_images_total{cascade="b",reason="confidence"}': "0+20x300",
 }
 FLAPPING = " ".join(["1", "2"] * 150)
 CASES = [
@@ -38,6 +41,16 @@ CASES = [
         20,
     ),
     ("DemandInfeasible", {"ray_cluster_plan_infeasible": "1x300"}, 31, 29),
+    ("NoReplica", {'ray_cluster_ready_replicas{model="sd"}': "2x60 0x300"}, 64, 61),
+    (
+        "CascadeUnfinished",
+        {
+            'ray_cluster_cascade_images_total{cascade="a",reason="no_time"}': "0+2x300",
+            'ray_cluster_cascade_images_total{cascade="a",reason="confidence"}': "0+9x300",
+        },
+        12,
+        4,
+    ),
 ]
 
 

@@ -65,12 +65,7 @@ class _CellCollector(Collector):
             "refused_images", "Images refused.", ("model", "reason"), cluster.counters.refused
         )
         yield from self._seconds()
-        waiting = GaugeMetricFamily(
-            "ray_cluster_waiting_images", "Images in the queue.", labels=["model"]
-        )
-        for model, count in cluster.num_waiting_by_model.items():
-            waiting.add_metric([model], count)
-        yield waiting
+        yield from self._models()
         yield GaugeMetricFamily(
             "ray_cluster_held_back_images",
             "Images of these that wait until a store has their LoRAs.",
@@ -107,6 +102,20 @@ class _CellCollector(Collector):
         yield leased
         yield room
         yield from self._cascades()
+
+    def _models(self) -> Iterator[Metric]:
+        waiting = GaugeMetricFamily(
+            "ray_cluster_waiting_images", "Images in the queue.", labels=["model"]
+        )
+        for model, count in self._cluster.num_waiting_by_model.items():
+            waiting.add_metric([model], count)
+        yield waiting
+        ready = GaugeMetricFamily(
+            "ray_cluster_ready_replicas", "Live replicas of a model.", labels=["model"]
+        )
+        for model, count in self._cluster.num_ready_by_model.items():
+            ready.add_metric([model], count)
+        yield ready
 
     def _cascades(self) -> Iterator[Metric]:
         yield _counts(

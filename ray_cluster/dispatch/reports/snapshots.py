@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -82,14 +83,21 @@ class ClusterSnapshot:
         return self.counters.totals
 
     @property
+    def num_ready_by_model(self) -> dict[str, int]:
+        """Live replicas of each model, 0 for one that should have some; of none that is asleep."""
+        found = Counter(replica.model for replica in self.replicas)
+        wanted = (one for one in self.num_waiting_by_model if found[one] or one not in self.asleep)
+        return {model: found[model] for model in wanted}
+
+    @property
     def warnings(self) -> tuple[str, ...]:
         """What an operator should know: which models and others have no live replica."""
-        alive = {replica.model for replica in self.replicas}
         models = (
-            f"no replica of {words.removeprefix('the model ')} lives; {count} images wait for one"
-            for model, count in self.num_waiting_by_model.items()
+            f"no replica of {words.removeprefix('the model ')} lives; "
+            f"{self.num_waiting_by_model[model]} images wait for one"
+            for model, num_ready in self.num_ready_by_model.items()
             for words in [lane_words(model)]
-            if model not in alive and model not in self.asleep
+            if num_ready == 0
         )
         cascades = (
             f"no replica of the discriminator {one.discriminator} lives; {one.name} answers with "

@@ -67,6 +67,24 @@ ALERTS: tuple[Alert, ...] = (
         "See /readyz for what is missing: a model's replicas, a ControlNet, a LoRA's source.",
     ),
     Alert(
+        "RayClusterNoReplica",
+        "min by (model) (ray_cluster_ready_replicas) == 0",
+        "2m",
+        "page",
+        "No replica of {{ $labels.model }} lives",
+        "Calls for it wait, and a cascade answers with what it has. See its replicas' logs.",
+    ),
+    Alert(
+        "RayClusterCascadeUnfinished",
+        'sum by (cascade) (rate(ray_cluster_cascade_images_total{reason=~"no_time|heavy_failed"}'
+        "[10m])) / sum by (cascade) (rate(ray_cluster_cascade_images_total[10m])) > 0.1",
+        "5m",
+        "page",
+        "{{ $value | humanizePercentage }} of {{ $labels.cascade }} are light images that were to "
+        "be made anew",
+        "Deadlines are met by images known to be worse. Is a replica of the heavy model gone?",
+    ),
+    Alert(
         "RayClusterImagesFail",
         'sum(rate(ray_cluster_images_total{event=~"error|lost"}[10m])) '
         '/ sum(rate(ray_cluster_images_total{event="accepted"}[10m])) > 0.01',
