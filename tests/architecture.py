@@ -28,7 +28,7 @@ BUDGET: dict[str, int] = {
     "config": 3_010,
     "control": 1_000,
     "deployments": 1_900,
-    "dispatch": 6_570,
+    "dispatch": 6_580,
     "engine": 16_130,
     "errors": 150,
     "imaging": 2_280,
@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 950,
-    "tests": 88_450,
+    "tests": 88_550,
     "training": 4_400,
     "transport": 1_450,
 }

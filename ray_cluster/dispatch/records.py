@@ -143,7 +143,15 @@ class RequestRecord:
         """Whether it goes on if the present stage fails."""
         if self.stages.present.rules.decides:
             return True
+        if self.requires_heavy and self.stages.present.rules.takes == "nothing":
+            return False
         return self.image is not None and self.stages.can_fall_back
+
+    @property
+    def requires_heavy(self) -> bool:
+        """Whether an image that is to be made anew is not the answer."""
+        use = self.request.cascade
+        return use is not None and use.requires_heavy
 
     @property
     def present(self) -> ImageRequest:

@@ -204,9 +204,12 @@ class CascadeUse:
         light: the first stage; None where one model alone makes the image.
         entry: which model makes the first image.
         reason: why the image is routed, or made by one model alone.
+        requires_heavy: whether a light image that is to be made anew is never the answer, however
+            long that takes.
     """
 
     name: str
     light: LightStage | None = None
     entry: CascadeEntry = "light"
     reason: EntryReason = "routed"
+    requires_heavy: bool = False

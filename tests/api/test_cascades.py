@@ -126,6 +126,23 @@ async def test_what_is_not_routed_is_made_by_one_model_alone(
     assert (request.model, use.light, use.entry, use.reason) == (model, None, entry, reason)
 
 
+async def test_a_call_may_require_the_heavy_model(
+    http: httpx.AsyncClient, fake: FakeDispatcherClient
+) -> None:
+    for body, wanted in (({}, False), ({"require": None}, False), ({"require": "heavy"}, True)):
+        request = await asked(http, fake, **body)
+        assert request.cascade is not None
+        assert request.cascade.light is not None
+        assert request.cascade.requires_heavy is wanted
+    # where it alone makes the image, there is nothing to require
+    assert (await asked(http, fake, require="heavy", quality="high")).light is None
+    for more in ({"model": "heavy"}, {"model": "auto", "quality": "low"}):
+        reply = await http.post(URL, json={"prompt": "x", "require": "heavy"} | more)
+        check_error(reply, 400, param="require")
+    other = {"model": "auto", "prompt": "x", "require": "light"}
+    check_error(await http.post(URL, json=other), 400, param="require")
+
+
 @pytest.mark.parametrize("quality", ["medium", "standard", "auto", None])
 async def test_other_qualities_are_routed(
     http: httpx.AsyncClient, fake: FakeDispatcherClient, quality: str | None

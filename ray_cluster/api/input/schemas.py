@@ -229,6 +229,10 @@ class ImageGenerationRequest(CallFields):
     slo_s: float | None = optional(
         "(extension) Seconds from arrival to the deadline; the service's if absent.", gt=0, le=86400
     )
+    require: Literal["heavy"] | None = optional(
+        "(extension) Of a cascade: with `heavy`, a light image that is to be made anew is never "
+        "the answer: the call waits for the heavy model, however late, or fails."
+    )
     when_late: WhenLate | None = optional(
         "(extension) `refuse` answers 429 at once if the images would probably miss "
         "their deadline, or make others miss theirs, and 400 if even an idle service could not "

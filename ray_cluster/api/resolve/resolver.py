@@ -128,6 +128,9 @@ class RequestResolver:
             requests = await self._of_cascade(wanted, cascade, limits)
         else:
             model = document.pools[0].model_name if name is None else name
+            if fields.require is not None:
+                what = f"changes nothing: {model} is no cascade"
+                raise wrong("require", what, more="Leave it out, or name a cascade as 'model'.")
             requests = await self._of(model, wanted, limits)
         requests = with_last_stages(requests, fields, document)
         if is_inline:
@@ -150,6 +153,10 @@ class RequestResolver:
     ) -> tuple[ImageRequest, ...]:
         """Return one request per image; errors are of the heavy model, where either may make it."""
         alone = entry_for_quality(wanted.fields.quality)
+        requires_heavy = wanted.fields.require == "heavy"
+        if alone == "light" and requires_heavy:
+            what = "is 'heavy', and 'quality' asks for the light model"
+            raise wrong("require", what, more="Leave one of them out.")
         if alone == "light":
             requests = await self._of(cascade.light, wanted, limits)
             return _alone(requests, cascade.name, "light", "quality")
@@ -184,7 +191,7 @@ class RequestResolver:
             embeds_guidance=light.embeds_guidance,
             schedule_steps=None if light.edit is None else light.schedule_steps,
         )
-        use = CascadeUse(cascade.name, stage)
+        use = CascadeUse(cascade.name, stage, requires_heavy=requires_heavy)
         return tuple(replace(one, cascade=use) for one in requests)
 
 

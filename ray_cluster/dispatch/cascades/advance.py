@@ -228,24 +228,30 @@ class Cascades:
         predicted_s: float | None = None
         threshold: float | None = None
         known = self._cascades.get(record.request.called_model)
+        requires_heavy = record.requires_heavy
         if confidence is None or known is None:
             wanted = "light" if known is None else known.config.when_unscored
+            wanted = "heavy" if requires_heavy else wanted
             slack_s = 0.0
-            if wanted == "heavy" and known is not None and known.config.reserve_s is not None:
+            if requires_heavy:
+                slack_s = math.inf
+            elif wanted == "heavy" and known is not None and known.config.reserve_s is not None:
                 predicted_s = self._predicted_s(heavy, now_s)
                 slack_s = self._slack(heavy, now_s, predicted_s).present_s
             decision = decide_unscored(wanted, slack_s)
-            if end == "too_late":
+            if end == "too_late" and not requires_heavy:
                 decision = CascadeDecision(is_deferred=False, reason="no_time")
         else:
             # before it counts itself
             plan = known.plan
             known.observe(confidence)
             slack = NO_HURRY
-            if needs_slack(plan, confidence):
+            if needs_slack(plan, confidence) and not requires_heavy:
                 predicted_s = self._predicted_s(heavy, now_s)
                 slack = self._slack(heavy, now_s, predicted_s)
             decision = decide_deferral(plan, confidence, slack)
+            if requires_heavy and decision.reason == "no_time":
+                decision = CascadeDecision(is_deferred=True, reason="deferred")
             # for replies: everything is below a little above 1
             threshold = min(1.0, request_threshold(plan, slack))
         record.stages = decide(stages, stages.index, decision, confidence, threshold)
@@ -331,7 +337,7 @@ class Cascades:
 
     def _ignores_slack(self, record: RequestRecord) -> bool:
         known = self._cascades.get(record.request.called_model)
-        return known is None or known.config.reserve_s is None
+        return known is None or known.config.reserve_s is None or record.requires_heavy
 
 
 def _is_same(old: CascadeSettings, new: CascadeSettings) -> bool:
