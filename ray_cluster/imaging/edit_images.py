@@ -24,6 +24,10 @@ from ray_cluster.policies.edits import Box, SizePx
 from ray_cluster.requests import Edit
 
 _OPAQUE = 255
+_BY_PILLOW = (
+    "Of one that is white there, Pillow makes it by "
+    "Image.merge('LA', [ImageOps.invert(mask.convert('L'))] * 2)."
+)
 _LEAST_KEPT_ALPHA = 128
 _EDITED = 255
 
@@ -120,7 +124,8 @@ def mask_facts(data: bytes, param: str, max_pixels: int) -> MaskFacts:
     if bounds is None:
         raise InvalidRequest(
             f"{param!r} leaves nothing to edit: its alpha is {_LEAST_KEPT_ALPHA} or more "
-            "everywhere. Make it transparent (alpha 0) where the image is to be edited.",
+            "everywhere. Make it transparent (alpha 0) where the image is to be edited. "
+            f"{_BY_PILLOW}",
             param,
             "invalid_image",
         )
@@ -197,8 +202,7 @@ def _edited_part(strip: Image.Image, param: str) -> Image.Image:
     if strip.mode != "RGBA":
         raise InvalidRequest(
             f"{param!r} has no alpha channel; a mask is a PNG or WebP that is transparent where "
-            "the image is to be edited. Of one that is white there, Pillow makes it by "
-            "Image.merge('LA', [ImageOps.invert(mask.convert('L'))] * 2).",
+            f"the image is to be edited. {_BY_PILLOW}",
             param,
             "invalid_image",
         )
