@@ -47,6 +47,9 @@ def test_a_rollback_is_shown_with_the_end_of_its_hold(capsys: pytest.CaptureFixt
 def test_history_lists_what_was_changed(capsys: pytest.CaptureFixture[str]) -> None:
     list_rounds(PLAN, 20, as_json=False)
     assert "7 applied sd: 1 to 2 replicas" in said(capsys)
+    failed = replace(FIRST, failures=("sd: the head does not answer",))
+    list_rounds(plan_reply(PlanReport(True, history=(failed,)), 0.0), 20, as_json=False)
+    assert "7 applied in part sd: 1 to 2 replicas; failed, tried again: sd:" in said(capsys)
     list_rounds(plan_reply(PlanReport(True), 0.0), 20, as_json=False)
     assert "no plan has changed anything yet" in capsys.readouterr().err
 

@@ -55,7 +55,7 @@ def list_rounds(plan: PlanResponse, limit: int, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps([one.model_dump() for one in rounds], indent=2))
     elif rounds:
-        rows = [(_when(one), str(one.version), one.mode, _words(one)) for one in rounds]
+        rows = [(_when(one), str(one.version), _mode(one), _words(one)) for one in rounds]
         print_table(stdout(), _table(("when", "version", "mode", "changes"), rows))
     else:
         stderr().print("no plan has changed anything yet")
@@ -84,7 +84,7 @@ def explain_plan(plan: PlanResponse, version: int | None) -> None:
 
 
 def _explained(one: RoundCard) -> Iterator[str]:
-    yield f"plan {one.version}, round of {_when(one)}, made in {one.took_s:.2f} s ({one.mode})"
+    yield f"plan {one.version}, round of {_when(one)}, made in {one.took_s:.2f} s ({_mode(one)})"
     for demand in one.demand:
         rate = "demand is not known yet"
         if demand.per_s is not None:
@@ -144,6 +144,11 @@ def _problems(one: RoundCard) -> Iterator[str]:
             f"{_clock(held.until)} "
             f"(rollbacks in a row: {held.num_failures})"
         )
+
+
+def _mode(one: RoundCard) -> str:
+    """Return whether a round's plan was applied: not all of it, where something has failed."""
+    return "applied in part" if one.mode == "applied" and one.failures else one.mode
 
 
 def _words(one: RoundCard) -> str:
