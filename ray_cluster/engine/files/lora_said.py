@@ -39,14 +39,15 @@ _TRUTH = {"true": True, "false": False, "1": True, "0": False}
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file; what is of floating point in 32 bits, as converters need it."""
+    """Return the tensors of a file; floats of 8 bits in 32, as converters compute with them."""
     with safe_open(path, framework="pt") as file:
         keys = list(file.keys())
         return {key: _wide(file.get_tensor(key)) for key in keys}
 
 
 def _wide(one: Tensor) -> Tensor:
-    return one.to(torch.float32) if one.is_floating_point() else one
+    is_narrow = one.is_floating_point() and one.element_size() == 1
+    return one.to(torch.float32) if is_narrow else one
 
 
 def said_of(path: Path) -> Said:
