@@ -31,7 +31,7 @@ BUDGET: dict[str, int] = {
     "dispatch": 6_580,
     "engine": 16_130,
     "errors": 150,
-    "imaging": 2_280,
+    "imaging": 2_340,
     "jobs": 3_650,
     "kernels": 1_250,
     "models": 2_450,
@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 950,
-    "tests": 88_550,
+    "tests": 88_620,
     "training": 4_400,
     "transport": 1_450,
 }

@@ -7,6 +7,7 @@ import struct
 import zlib
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from PIL import Image, ImageCms
 from PIL.PngImagePlugin import PngInfo
@@ -113,6 +114,74 @@ def test_what_is_srgb_or_no_profile_of_its_kind_changes_no_bit(profile: bytes) -
 
 def chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def chunks_of(pixels: npt.NDArray[np.uint8], *chunks: bytes) -> bytes:
+    """Return a PNG with chunks before its pixels."""
+    data = file_of(pixels)
+    at = 8 + 25
+    return data[:at] + b"".join(chunks) + data[at:]
+
+
+def gamma_of(value: float) -> bytes:
+    return chunk(b"gAMA", struct.pack(">I", round(value * 100_000)))
+
+
+def places_of(*places: float) -> bytes:
+    return chunk(b"cHRM", struct.pack(">8I", *(round(one * 100_000) for one in places)))
+
+
+P3_PLACES = (0.3127, 0.329, 0.68, 0.32, 0.265, 0.69, 0.15, 0.06)
+SRGB_PLACES = (0.3127, 0.329, 0.64, 0.33, 0.3, 0.6, 0.15, 0.06)
+
+
+def as_srgb(linear: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """Return what sRGB holds of linear light (IEC 61966-2-1)."""
+    linear = linear.clip(0, 1)
+    low, high = 12.92 * linear, 1.055 * linear ** (1 / 2.4) - 0.055
+    return 255 * np.where(linear <= 0.0031308, low, high)
+
+
+def test_the_gamma_of_a_png_is_applied() -> None:
+    ramp = np.arange(256, dtype=np.uint8)
+    for pixels in (np.tile(ramp, (4, 1)), np.tile(ramp[:, None], (4, 1, 3))):
+        found = np.asarray(decoded(chunks_of(pixels, gamma_of(1.0)), "image"))
+        # littlecms tells the darkest levels of linear grey apart a little less
+        assert np.abs(found[:, 16:, 0] - as_srgb(ramp / 255)[16:]).max() <= 1.5
+    # of most programs, and where the file says that it is sRGB
+    for chunks in ([gamma_of(0.45455)], [chunk(b"sRGB", b"\0"), gamma_of(1.0)]):
+        assert np.array_equal(
+            np.asarray(decoded(chunks_of(gradient(), *chunks), "image")), gradient()
+        )
+
+
+def test_the_primaries_of_a_png_are_applied() -> None:
+    def to_xyz(places: tuple[float, ...]) -> npt.NDArray[np.float64]:
+        points = np.array([[x / y, 1, (1 - x - y) / y] for x, y in np.reshape(places, (4, 2))])
+        return points[1:].T * np.linalg.solve(points[1:].T, points[0])
+
+    pixels = gradient()
+    found = np.asarray(decoded(chunks_of(pixels, gamma_of(0.5), places_of(*P3_PLACES)), "image"))
+    # both have the same white
+    matrix = np.linalg.inv(to_xyz(SRGB_PLACES)) @ to_xyz(P3_PLACES)
+    wanted = as_srgb(((pixels / 255) ** 2) @ matrix.T)
+    assert np.abs(found - wanted).max() <= 2.5
+    assert np.abs(found - wanted).mean() < 0.6
+    assert np.abs(found - pixels.astype(int)).max() > 10
+
+
+@pytest.mark.parametrize(
+    "chunks",
+    [
+        [gamma_of(0.0)],
+        [gamma_of(40_000.0)],
+        [gamma_of(1.0), places_of(*[0.0] * 8)],
+        [gamma_of(1.0), places_of(*[0.3] * 8)],
+        [places_of(*SRGB_PLACES)],
+    ],
+)
+def test_what_no_colours_have_changes_nothing(chunks: list[bytes]) -> None:
+    assert np.array_equal(np.asarray(decoded(chunks_of(gradient(), *chunks), "image")), gradient())
 
 
 def png(bits: int, kind: int, row: bytes, width: int, transparent: bytes) -> bytes:
