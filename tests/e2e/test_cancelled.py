@@ -88,7 +88,7 @@ def wave(service: Service, chance: random.Random) -> tuple[int, int]:
     time.sleep(TOLD_S)
     # nothing is made any more
     assert scrape(service).total("step_batch_images_sum") == steps
-    assert metrics.total("free_places") == 16
+    assert metrics.total("free_places", model="shapes-sd") == 16
     assert metrics.total("open_jobs") == 0
     assert states_of(service) == {}
     return num_cancelled, steps - at_once

@@ -169,7 +169,7 @@ def rounds(service: Service, kill: Kill, count: int) -> None:
     unkilled = run_unkilled(service)
     # a replica that is killed may have had nothing to do
     while len(losses.intervals) < count or not losses.repeated:
-        assert len(losses.intervals) < count + 5
+        assert len(losses.intervals) < count + 12
         kill_once(service, unkilled, kill, chance.uniform(0.2, 0.7), losses)
     logger.warning("%d times %s, run of %.1f s: %s", count, kill.__name__, unkilled.took_s, losses)
     # what ends with nothing resumed would not have tested anything

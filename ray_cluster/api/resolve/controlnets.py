@@ -64,7 +64,8 @@ class SentControlNet:
         """
         start, end = self.choice.span
         num = request.num_steps + (request.sampler == "pndm" and request.num_steps > 1)
-        if not any(start <= step / num and (step + 1) / num <= end for step in range(num)):
+        use = ControlNetUse(self.choice.name, self.image, start=start, end=end)
+        if not any(use.is_active(step, num) for step in range(num)):
             name = f"{self.param}.{'end' if self.choice.end is not None else 'start'}"
             what = f"leaves no step: of {num} none lies within {start:g} to {end:g} of them"
             least = f"Make the range wider than {2 / num:.3g}, or take more steps."
