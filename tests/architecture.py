@@ -19,16 +19,16 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 8_640,
+    "api": 8_660,
     "benchmarks": 18_700,
     "cell": 1_120,
-    "cli": 8_430,
+    "cli": 8_620,
     "codec": 400,
     "compat": 100,
     "config": 3_010,
-    "control": 1_000,
+    "control": 1_010,
     "deployments": 1_900,
-    "dispatch": 6_580,
+    "dispatch": 6_600,
     "engine": 16_130,
     "errors": 150,
     "imaging": 2_340,
@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 950,
-    "tests": 88_620,
+    "tests": 88_900,
     "training": 4_400,
     "transport": 1_450,
 }

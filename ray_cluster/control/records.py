@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ray_cluster.control.cell_fleet import CellFleet
 from ray_cluster.control.loop import RoundReport
@@ -69,7 +69,7 @@ def record_of(
         took_s=times.took_s,
         mode=mode,
         pools=pools,
-        cascades=report.plan.cascades,
+        cascades=_allowed(report.plan.cascades, glance),
         demand=demand,
         actions=tuple(_actions(report, glance)),
         failures=report.failures,
@@ -101,8 +101,32 @@ def _actions(report: RoundReport, glance: Glance | None) -> Iterator[str]:
     for one in report.actions.scales:
         yield f"{one.pool}: {one.num_before} to {one.num_after} replicas"
     if report.actions.settings is not None:
-        before = None if glance is None else glance.state.in_force
-        yield from setting_words(before or Plan(), report.actions.settings)
+        before = (None if glance is None else glance.state.in_force) or Plan()
+        wanted = report.actions.settings
+        yield from setting_words(
+            replace(before, cascades=_allowed(before.cascades, glance)),
+            replace(wanted, cascades=_allowed(wanted.cascades, glance)),
+        )
+
+
+def _allowed(plans: Sequence[CascadePlan], glance: Glance | None) -> tuple[CascadePlan, ...]:
+    """Return cascades' plans without thresholds that the settings' own are below.
+
+    The dispatcher keeps to the lower one: what a planner follows from confidences above it never
+    comes into force.
+    """
+    seen = () if glance is None else glance.seen.cascades
+    most = {one.name: one.threshold for one in seen if one.threshold is not None}
+    return tuple(_capped(one, most.get(one.service, math.inf)) for one in plans)
+
+
+def _capped(plan: CascadePlan, most: float) -> CascadePlan:
+    idle = plan.idle_threshold
+    return replace(
+        plan,
+        threshold=math.inf if plan.threshold >= most else plan.threshold,
+        idle_threshold=math.inf if idle is not None and idle >= most else idle,
+    )
 
 
 def setting_words(before: Plan, settings: PlannedSettings) -> Sequence[str]:

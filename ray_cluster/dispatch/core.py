@@ -28,6 +28,7 @@ from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.workers.controlnets import ControlNets
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.types import Offer
+from ray_cluster.protocol.controller import CascadeInForce
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown, lanes_of
 from ray_cluster.protocol.outcomes import Deferred, Outcome, Preview, Progress
 from ray_cluster.protocol.settings import WorkerSettings, worker_settings
@@ -409,6 +410,9 @@ class DispatchCore:
             later = record.stages.specs[record.stages.index + 1 :]
             counts.update(spec.lane for spec in later if spec.is_vital)
         return counts
+
+    def cascades_in_force(self) -> tuple[CascadeInForce, ...]:
+        return self._cascades.in_force()
 
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         return ClusterSnapshot.of(

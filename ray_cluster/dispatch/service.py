@@ -22,7 +22,7 @@ from ray_cluster.policies.types import Offer
 from ray_cluster.process.tasks import Tasks
 from ray_cluster.process.turns import act_in_parts
 from ray_cluster.protocol.calling.timeouts import sleep_and_read
-from ray_cluster.protocol.controller import Observation
+from ray_cluster.protocol.controller import CascadeInForce, Observation
 from ray_cluster.protocol.leases import Finished, Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.outcomes import Deferred, ImageUpdate, Outcome, Progress, Submission
 from ray_cluster.protocol.settings import WorkerSettings
@@ -309,6 +309,10 @@ class DispatchService:
     def seats(self) -> dict[str, Mapping[str, tuple[int, ...]]]:
         """Return which ranks of each group step for which requests, by replica."""
         return {one.replica_id: one.seats for one in self._core.replicas if one.group is not None}
+
+    def cascades_in_force(self) -> tuple[CascadeInForce, ...]:
+        """Return what each cascade does now, and what it has done."""
+        return self._core.cascades_in_force()
 
     async def snapshot(self) -> ClusterSnapshot:
         return self._core.snapshot(self._clock())

@@ -178,6 +178,7 @@ class ControlService:
             mode=self._mode,
             silent_s=self._silent_s,
             seats=self._dispatch.seats(),
+            cascades=self._dispatch.cascades_in_force(),
         )
 
     @property

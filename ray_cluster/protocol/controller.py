@@ -295,6 +295,22 @@ class RoundRecord:
 
 
 @dataclass(frozen=True, slots=True)
+class CascadeInForce:
+    """What a cascade does now.
+
+    Attributes:
+        threshold: below which images are made anew while nothing is in a hurry; above 1 all are.
+        below: share of the latest confidences that are below it; None without any.
+        images: how many ended since the dispatcher started, by the reason of their answers.
+    """
+
+    name: str
+    threshold: float
+    below: float | None
+    images: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class PlanReport:
     """What operators are shown of the controller.
 
@@ -308,6 +324,7 @@ class PlanReport:
         num_rounds, num_actions, num_failures, num_rollbacks: since the dispatcher started.
         round_s: seconds of all these rounds.
         seats: of each group, by replica, which ranks step for which requests.
+        cascades: by the settings and the plan in force.
     """
 
     is_enabled: bool
@@ -322,6 +339,7 @@ class PlanReport:
     round_s: float = 0.0
     num_rollbacks: int = 0
     seats: Mapping[str, Mapping[str, tuple[int, ...]]] = field(default_factory=dict)
+    cascades: tuple[CascadeInForce, ...] = ()
 
 
 class PlanCalls(Protocol):

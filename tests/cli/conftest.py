@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -92,3 +93,18 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Served]:
 @pytest.fixture
 def service_url(served: Served) -> str:
     return served.url
+
+
+@pytest.fixture
+def taken_port() -> Iterator[int]:
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        yield server.getsockname()[1]
+
+
+@pytest.fixture
+def ray_folder() -> Iterator[Path]:
+    """Ray's folder: pytest's own temporary folders are too long for its sockets."""
+    with tempfile.TemporaryDirectory(prefix="rc-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,7 +13,7 @@ import pytest
 from ray_cluster.api.routes.plan import PlanResponse, plan_reply
 from ray_cluster.cli.simulation.plan_view import explain_plan, list_rounds, show_plan
 from ray_cluster.errors import ConfigError
-from ray_cluster.protocol.controller import HeldPool, PlanReport
+from ray_cluster.protocol.controller import CascadeInForce, HeldPool, PlanReport
 from tests.api.test_plan import a_round
 from tests.cli.conftest import Cli
 
@@ -33,6 +34,21 @@ def test_a_plan_is_shown_a_line_per_pool(capsys: pytest.CaptureFixture[str]) -> 
     assert "the demand cannot be met: sd lacks capacity for 2/s" in text
     show_plan(PLAN, as_json=True)
     assert PlanResponse.model_validate_json(capsys.readouterr().out) == PLAN
+
+
+def test_what_cascades_really_do_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    cascades = (
+        CascadeInForce("auto", 0.8, 0.25, {"deferred": 3, "confident": 9}),
+        CascadeInForce("other", math.nextafter(1, 2), None, {}),
+    )
+    report = PlanReport(True, heard_s=1e9, latest=FIRST, cascades=cascades)
+    show_plan(plan_reply(report, 1e9), as_json=False)
+    text = said(capsys)
+    assert (
+        "auto: now confidences below 0.8 are made anew, 25% of late; so far 9 confident, 3 defe"
+        in text
+    )
+    assert "other: now all images are made anew, no confidence is known; so far no image" in text
 
 
 def test_a_rollback_is_shown_with_the_end_of_its_hold(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import ast
 import io
 import os
-import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,14 +32,6 @@ from ray_cluster.errors import ConfigError
 from ray_cluster.protocol.leases import LoadedWords
 from tests.cli.conftest import Cli
 from tests.fakes import registration
-
-
-@pytest.fixture
-def taken_port() -> Iterator[int]:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        server.listen()
-        yield server.getsockname()[1]
 
 
 def config_with(**http: object) -> ClusterConfig:

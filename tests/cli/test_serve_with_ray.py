@@ -8,10 +8,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -30,13 +28,6 @@ START_S = 300.0
 STOP_S = 120.0
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(START_S + STOP_S + 60)]
-
-
-@pytest.fixture
-def ray_folder() -> Iterator[Path]:
-    """Ray's folder: pytest's own temporary folders are too long for its sockets."""
-    with tempfile.TemporaryDirectory(prefix="rc-", ignore_cleanup_errors=True) as folder:
-        yield Path(folder)
 
 
 class Served:

@@ -16,7 +16,7 @@ from ray_cluster.control.records import Counts, Times, reason_of, record_of, set
 from ray_cluster.errors import DispatcherUnavailable
 from ray_cluster.policies.planning.cell_planner import CellMemory
 from ray_cluster.policies.planning.plan import CascadePlan, Plan, PlannedSettings, PoolPlan
-from ray_cluster.protocol.controller import Observation, RoundRecord, ServiceCount
+from ray_cluster.protocol.controller import Observation, ObservedCascade, RoundRecord, ServiceCount
 from tests.control.test_fleet import LIMITS, pool, replica, seen
 from tests.fakes import FakeClock
 
@@ -210,6 +210,27 @@ def test_what_settings_become_is_said_beside_what_they_were() -> None:
     ]
     same = PlannedSettings(2, (("m", 8), ("n", 4)), before.cascades)
     assert setting_words(before, same) == ["batch caps and thresholds"]
+
+
+async def test_a_threshold_above_the_settings_is_shown_as_theirs() -> None:
+    rounds = Rounds(MadeUpCell())
+    report = await rounds.run(1)
+    assert rounds.cluster.glance is not None
+    observed = ObservedCascade("auto", "m", "n", "d", None, 0.8, None, None)
+    seen = replace(rounds.cluster.glance.seen, cascades=(observed,))
+    glance = replace(rounds.cluster.glance, seen=seen)
+    cascades = (
+        CascadePlan("auto", 0.845, 0.3, idle_threshold=0.9),
+        CascadePlan("auto", 0.6, 0.2, idle_threshold=0.9),
+        CascadePlan("another", 0.9, 0.3),
+    )
+    report = replace(report, plan=replace(report.plan, cascades=cascades))
+    record = record_of(report, glance, None, Times(0.0, 0.1, 15.0))
+    assert [(one.threshold, one.idle_threshold) for one in record.cascades] == [
+        (math.inf, math.inf),
+        (0.6, math.inf),
+        (0.9, None),
+    ]
 
 
 async def test_a_dispatcher_that_is_away_is_waited_for() -> None:

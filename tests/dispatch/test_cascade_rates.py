@@ -45,6 +45,18 @@ def test_a_wanted_deferral_rate_follows_the_latest_confidences() -> None:
     assert view.drift == pytest.approx(0.8, abs=0.02)
 
 
+def test_what_is_in_force_counts_what_was_made_of_each_reason() -> None:
+    core = make_core()
+    for number, confidence in enumerate((0.9, 0.7, 0.1)):
+        score = up_to_score(core, routed(f"r{number}"), float(number))
+        core.report("s0", [scored(score, confidence)], number + 0.5)
+    heavy = lease(core, "h", 3.0)
+    core.report("h", [made(heavy, b"heavy")], 4.0)
+    (found,) = core.cascades_in_force()
+    assert (found.name, found.threshold) == ("auto", 0.6)
+    assert found.images == {"confident": 2, "deferred": 1}
+
+
 def test_a_cascade_that_is_removed_still_decides_over_what_it_began() -> None:
     core = make_core()
     score = up_to_score(core, routed())

@@ -125,6 +125,23 @@ class RoundCard(BaseModel):
     cascades: list[PlannedCascadeCard]
 
 
+class CascadeCard(BaseModel):
+    """What a cascade does now."""
+
+    service: str = Field(description="Name of the cascade.")
+    threshold: float | None = Field(
+        description="Confidence below which images are made anew, by the settings and the plan; "
+        "null for all."
+    )
+    below: float | None = Field(
+        description="Share of the latest confidences that are below it; null while there are none."
+    )
+    images: dict[str, int] = Field(
+        description="Images since the dispatcher started, by the reason of their answers, as in "
+        "replies: `confident`, `deferred`, `no_time`, ..."
+    )
+
+
 class GroupCard(BaseModel):
     """Who runs where in a group."""
 
@@ -146,6 +163,7 @@ class PlanResponse(BaseModel):
     heard_at: float | None = Field(description="Unix time of the last round; null before one.")
     latest: RoundCard | None = Field(description="The last round.")
     history: list[RoundCard] = Field(description="Rounds that changed something, newest first.")
+    cascades: list[CascadeCard] = Field(description="What they do now, and what they have done.")
     groups: list[GroupCard] = Field(description="Groups of ranks, some two seconds ago at most.")
 
 
@@ -156,6 +174,15 @@ def plan_reply(report: PlanReport, now_s: float) -> PlanResponse:
         heard_at=report.heard_s,
         latest=None if report.latest is None else _round(report.latest),
         history=[_round(one) for one in reversed(report.history)],
+        cascades=[
+            CascadeCard(
+                service=one.name,
+                threshold=one.threshold if one.threshold <= 1 else None,
+                below=one.below,
+                images=dict(one.images),
+            )
+            for one in report.cascades
+        ],
         groups=[
             GroupCard(replica=one, ranks={k: list(v) for k, v in seats.items()})
             for one, seats in sorted(report.seats.items())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from ray_cluster.policies.costs.gpu_shares import Card
 
 
-def doctor(
+def doctor(  # noqa: PLR0917 - one argument per option is how typer declares them
     config: Annotated[
         Path | None,
         typer.Argument(help="Configuration file. Default: the built-in configs/local.yaml."),
@@ -28,6 +29,13 @@ def doctor(
             metavar="MAJOR.MINOR", help="CUDA compute capability of these GPUs; 8.9 is an L40S."
         ),
     ] = "8.0",
+    host: Annotated[
+        str | None, typer.Option(help="Check this address, as of `serve --host`.")
+    ] = None,
+    port: Annotated[int | None, typer.Option(help="Check this port, as of `serve --port`.")] = None,
+    dashboard_port: Annotated[
+        int | None, typer.Option(help="Check this port, as of `serve --dashboard-port`.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """Check whether this machine can run a configuration; nothing is started or downloaded.
@@ -39,11 +47,15 @@ def doctor(
 
       ray-cluster doctor
 
-      ray-cluster doctor my.yaml --json
+      ray-cluster doctor my.yaml --port 8100 --json
 
       ray-cluster doctor my.yaml --gpu-memory-gib 24 --gpu-capability 8.9
     """
-    findings = _findings(config, _named_card(gpu_memory_gib, gpu_capability))
+    overrides: dict[str, dict[str, object]] = {
+        "http": {"host": host, "port": port},
+        "ray": {"dashboard_port": dashboard_port},
+    }
+    findings = _findings(config, _named_card(gpu_memory_gib, gpu_capability), overrides)
     if as_json:
         import json
         from dataclasses import asdict
@@ -71,18 +83,21 @@ def _named_card(memory_gib: float | None, capability: str) -> Card | None:
     return Card(total_bytes, total_bytes, (int(found[1]), int(found[2])))
 
 
-def _findings(path: Path | None, card: Card | None) -> list[Finding]:
+def _findings(
+    path: Path | None, card: Card | None, overrides: Mapping[str, Mapping[str, object]]
+) -> list[Finding]:
     """Run all checks; without a usable configuration, those that need none."""
     from ray_cluster.cli.checks import machine, ok, problem
     from ray_cluster.cli.checks.service import check_service
     from ray_cluster.cli.checks.software import check_software
+    from ray_cluster.cli.service.served_file import with_options
     from ray_cluster.config.loading import default_config_path, load_config
     from ray_cluster.config.sections.cell_wide import RayConfig
     from ray_cluster.errors import ConfigError
 
     findings = list(check_software())
     try:
-        config = load_config(path)
+        config = with_options(load_config(path), overrides)
     except ConfigError as error:
         findings += [problem("configuration", str(error)), *machine.check_machine(RayConfig())]
         return [*findings, *machine.check_gpus(()), *machine.check_model_cache()]

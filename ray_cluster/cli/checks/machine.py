@@ -15,6 +15,7 @@ import psutil
 
 import ray_cluster
 from ray_cluster.cli.checks import Finding, ok, problem, warning
+from ray_cluster.cli.service.ray_messages import busy_words
 from ray_cluster.config.sections.cell_wide import RayConfig
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.policies.costs.gpu_shares import Card
@@ -50,6 +51,11 @@ def check_machine(ray: RayConfig) -> Iterator[Finding]:
         yield _shared_memory(ray)
         if ray.auth == "token":
             yield _token_folder(Path.home() / ".ray")
+        if busy := busy_words():
+            advice = "Ray may start late, or not: end other programs, or wait"
+            yield warning("load", busy.removeprefix("on "), advice)
+        else:
+            yield ok("load", f"{os.getloadavg()[0]:.1f} on {psutil.cpu_count()} CPUs")
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < _MIN_OPEN_FILES:
         yield warning("open files", f"at most {soft}", f"ulimit -n {_MIN_OPEN_FILES}")

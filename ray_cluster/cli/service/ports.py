@@ -42,8 +42,13 @@ def wanted_listeners(config: ClusterConfig) -> Iterator[Listener]:
     """Yield what a service on this machine listens on; nothing when Ray runs elsewhere."""
     if config.ray.address is not None:
         return
-    http, ray = config.http, config.ray
-    yield Listener("the API", http.host, http.port, "--port or http.port")
+    yield Listener("the API", config.http.host, config.http.port, "--port or http.port")
+    yield from ray_listeners(config)
+
+
+def ray_listeners(config: ClusterConfig) -> Iterator[Listener]:
+    """Yield what a Ray that is started here listens on at ports of the configuration."""
+    ray = config.ray
     if ray.include_dashboard:
         change = "--dashboard-port or ray.dashboard_port"
         yield Listener("Ray's dashboard", ray.dashboard_host, ray.dashboard_port, change)

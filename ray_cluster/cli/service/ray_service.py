@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -16,7 +17,13 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import RayServeException
 
 from ray_cluster.cli.output import command
-from ray_cluster.cli.service.ray_messages import own_error, short_reason
+from ray_cluster.cli.service.ports import port_problem, ray_listeners
+from ray_cluster.cli.service.ray_messages import (
+    StartWatch,
+    own_error,
+    short_reason,
+    start_failure,
+)
 from ray_cluster.cli.service.served_file import ServedFile
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.slices import front_arguments
@@ -36,6 +43,8 @@ from ray_cluster.protocol.leases import Registration
 
 # a model that is downloaded by its replicas may take its time
 _START_S = 3600.0
+# since the program began: Ray gives up after 30 to 90 s, and whoever waits wants to know
+_TRY_AGAIN_S = 90.0
 _EXIT_S = 10.0
 _ANSWER_S = 5.0
 _POLL_S = 0.2
@@ -71,17 +80,40 @@ class RayService:
         self._seen: list[ApplicationState] = []
         logging.getLogger("ray.serve").setLevel(logging.WARNING)
 
-    def connect(self) -> None:
-        """Start a local Ray, or connect to the configured one."""
+    def connect(self, show: Callable[..., None]) -> None:
+        """Start a local Ray, or connect to the configured one.
+
+        A local one that does not start is cleared away and started once more, as its processes may
+        be late; not where this program has been starting for long already: a machine that busy has
+        no time for a second one. ``show(name, state)`` is called with what it waits for.
+
+        Raises:
+            ServiceFailed: it cannot be started or reached.
+        """
+        if self.config.ray.address is not None:
+            self._connect(show)
+            return
+        # should ray.init be interrupted, what it has started must go
+        self._owned = "ray"
+        try:
+            self._connect(show)
+        except ServiceFailed as failed:
+            elapsed_s = time.time() - psutil.Process().create_time()
+            if self._port_problem() is not None or elapsed_s > _TRY_AGAIN_S:
+                raise
+            show("Ray", f"starting again: {failed}")
+            self._connect(show)
+
+    def _connect(self, show: Callable[..., None]) -> None:
+        """Try once; of what fails nothing is left."""
         address = self.config.ray.address
-        if address is None:
-            # should ray.init be interrupted, what it has started must go
-            self._owned = "ray"
+        watch = StartWatch(partial(show, "Ray"))
         try:
             # one machine is every kind of node
             named = [one.node_resource for one in self.config.workers]
             named.append(self.config.dispatch.front_resource)
-            is_ours = start_ray(self.config.ray, filter(None, named))
+            with watch:
+                is_ours = start_ray(self.config.ray, filter(None, named))
             self._owned = "ray" if is_ours else "applications"
             serve.status()
         except RayServeException:
@@ -90,10 +122,21 @@ class RayService:
         # nothing narrower holds: ray.init raises Exception itself, not a kind of it, when a node or
         # its dashboard starts too slowly (ray/_private/node.py and services.py)
         except Exception as error:
+            if address is None:
+                ray.shutdown()
+                _end(watch.started())
+                reason = start_failure(error, self._port_problem())
+            else:
+                reason = short_reason(str(error))
             raise ServiceFailed(
-                f"Ray cannot be started or reached ({address or 'on this machine'}): "
-                f"{short_reason(str(error))}; '{command()} doctor' tells more"
+                f"Ray cannot be started or reached ({address or 'on this machine'}): {reason}; "
+                f"'{command()} doctor' tells more"
             ) from error
+
+    def _port_problem(self) -> str | None:
+        """Return why one of Ray's own listeners cannot listen, if that is so."""
+        found = (port_problem(one) for one in ray_listeners(self.config))
+        return next(filter(None, found), None)
 
     def leave_out(self, pool: str, reason: str, show: Callable[..., None]) -> None:
         """Go on without a pool; ``show(name, state, is_done=)`` is called for it.
@@ -263,12 +306,18 @@ class RayService:
             if owns_ray:
                 on_change("Ray", "stopping")
             ray.shutdown()
-            _, alive = psutil.wait_procs(processes, timeout=_EXIT_S)
-            for process in alive:
-                process.kill()
-            psutil.wait_procs(alive, timeout=_EXIT_S)
+            psutil.wait_procs(processes, timeout=_EXIT_S)
+            _end(processes)
             if owns_ray:
                 on_change("Ray", "stopped")
+
+
+def _end(processes: Sequence[psutil.Process]) -> None:
+    """Kill processes, and wait until they are gone."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(processes, timeout=_EXIT_S)
 
 
 def _failure(row: ApplicationState) -> str | None:

@@ -45,7 +45,7 @@ class ServedFile:
 
 
 def with_options(
-    config: ClusterConfig, changes: Mapping[str, Mapping[str, Any]], replicas: int | None
+    config: ClusterConfig, changes: Mapping[str, Mapping[str, Any]], replicas: int | None = None
 ) -> ClusterConfig:
     """Return a configuration with options, as of :class:`ServedFile`, validated like a file."""
     content = config.model_dump()

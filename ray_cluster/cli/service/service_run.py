@@ -15,7 +15,7 @@ from ray_cluster.cli.progress import StateScreen
 from ray_cluster.cli.service.lasting_output import lasting_output
 from ray_cluster.cli.service.model_plans import check_gpus
 from ray_cluster.cli.service.ports import check_ports
-from ray_cluster.cli.service.ray_messages import RayMessages
+from ray_cluster.cli.service.ray_messages import RayMessages, busy_words
 from ray_cluster.cli.service.report import base_url, open_service_warnings, print_report
 from ray_cluster.cli.service.served_file import ServedFile
 from ray_cluster.cli.service.signals import StopSignals
@@ -62,7 +62,7 @@ def run_service(config: ClusterConfig, served: ServedFile, *, quiet: bool) -> No
         suppress(KeyboardInterrupt),
         StateScreen(stderr(), quiet=quiet) as screen,
     ):
-        screen.show("program", "importing")
+        screen.show("program", ", ".join(filter(None, ["importing", busy_words()])))
         from ray_cluster.cli.service.ray_service import RayService
 
         screen.show("program", "imported", is_done=True)
@@ -128,7 +128,7 @@ def _start(service: RayService, screen: StateScreen, signals: StopSignals) -> No
         screen.show("models", "files are checked", is_done=True)
     screen.show("Ray", "starting")
     try:
-        service.connect()
+        service.connect(screen.show)
     except SystemExit:
         # Ray's own handler of SIGTERM, which ray.init sets
         raise KeyboardInterrupt from None

@@ -10,7 +10,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from ray_cluster.api.routes.plan import PlannedPoolCard, PlanResponse, RoundCard
+from ray_cluster.api.routes.plan import CascadeCard, PlannedPoolCard, PlanResponse, RoundCard
 from ray_cluster.cli.output import print_table, stderr, stdout
 from ray_cluster.errors import ConfigError
 
@@ -29,6 +29,8 @@ def show_plan(plan: PlanResponse, *, as_json: bool) -> None:
         typer.echo(plan.model_dump_json(indent=2))
         return
     stdout().print(_STATES[plan.state], markup=False)
+    for card in plan.cascades:
+        stdout().print(_in_force(card), markup=False)
     if (latest := plan.latest) is None:
         return
     columns = ("pool", "planned", "ready", "batch", "load/s", "each/s", "because of")
@@ -123,6 +125,13 @@ def _cascades(one: RoundCard) -> Iterator[str]:
         if cascade.idle_threshold != cascade.threshold:
             words += f"; while the heavy model stands idle, {_below(cascade.idle_threshold)}"
         yield words
+
+
+def _in_force(cascade: CascadeCard) -> str:
+    below = "all images" if cascade.threshold is None else _below(cascade.threshold)
+    share = "no confidence is known" if cascade.below is None else f"{cascade.below:.0%} of late"
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(cascade.images.items()))
+    return f"{cascade.service}: now {below} are made anew, {share}; so far {counts or 'no image'}"
 
 
 def _below(threshold: float | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -42,6 +43,7 @@ from ray_cluster.policies.cascade import (
 from ray_cluster.policies.costs.cost_model import alone_s
 from ray_cluster.policies.planning.plan import CascadePlan
 from ray_cluster.policies.types import CascadeReason, RequestView
+from ray_cluster.protocol.controller import CascadeInForce
 from ray_cluster.protocol.leases import lane_of
 from ray_cluster.protocol.outcomes import Deferred, Preview
 from ray_cluster.requests import ImageRequest
@@ -147,6 +149,16 @@ class Cascades:
             drift=drift(window, curve) if window and curve and is_full else None,
             num_scored=cascade.num_scored,
             window=() if window is None else window.confidences,
+        )
+
+    def in_force(self) -> tuple[CascadeInForce, ...]:
+        """Return what the cascades do now, and what they have done."""
+        images: dict[str, Counter[str]] = defaultdict(Counter)
+        for (name, _, reason), count in self._ledger.counters.answered.items():
+            images[name][reason] += count
+        return tuple(
+            CascadeInForce(one.name, one.threshold, one.deferral_rate, images[one.name])
+            for one in self.views()
         )
 
     def take_deferred(self) -> list[Deferred]:
