@@ -133,6 +133,13 @@ REQUEST_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, InvalidRequest)
 """What ends one request in a stage: an error on its data, or a parameter found wrong only there."""
 
 
+def has_password(url: str) -> bool:
+    """Whether a URL names a password, or has a query that may hold one."""
+    plain, *query = re.split("[?#]", url.partition("://")[2], maxsplit=1)
+    user = plain.rpartition("@")[0]
+    return ":" in user or any(re.search("(?i)pass|secret|token|key", one) for one in query)
+
+
 def without_password(value: object) -> str:
     """Return a value as it may be shown: a URL without user, password, query and fragment."""
     text = str(value)

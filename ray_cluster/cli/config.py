@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ray_cluster.errors import ConfigError, has_password, without_password
 from ray_cluster.models.builtin import builtin_folder
 
 if TYPE_CHECKING:
     from ray_cluster.config.loading import ClusterConfig
+
+_PLACES = ("jobs", "results", "states", "inputs")
 
 
 def config(
@@ -38,8 +41,8 @@ def config(
     """Check a configuration, and print it with all defaults; nothing is started.
 
     Sizes, samplers and files are checked for built-in models and for folders on this machine;
-    'doctor' also compares the weights with what the model needs. API keys are not shown. Exits
-    with 1 when the configuration is wrong.
+    'doctor' also compares the weights with what the model needs. API keys, and users, passwords
+    and queries of storage's URLs are not shown. Exits with 1 when the configuration is wrong.
 
     [bold]Examples[/bold]
 
@@ -70,6 +73,9 @@ def config(
                 warn(message)
         else:
             content = found.model_dump(mode="json")
+            content["storage"] |= {
+                one: without_password(content["storage"][one]) for one in _PLACES
+            }
     typer.echo(yaml.safe_dump(content, sort_keys=False), nl=False)
 
 
@@ -81,7 +87,7 @@ def _of_this_machine(config: ClusterConfig, settings_path: Path | None) -> Itera
             "and http.api_keys"
         )
     storage = config.storage
-    places = {name: getattr(storage, name) for name in ("jobs", "results", "states", "inputs")}
+    places = {name: getattr(storage, name) for name in _PLACES}
     if storage.jobs_file is not None:
         del places["jobs"]
     local = {
@@ -111,10 +117,15 @@ def _serve_deploy(
     """Return Serve's config file; it names this folder only if paths of storage are relative."""
     from ray_cluster.config.loading import load_config
     from ray_cluster.deployments.serve.deploy_file import serve_config
-    from ray_cluster.errors import ConfigError
 
     if path is None:
         raise ConfigError("--serve-deploy needs FILE: the dispatcher watches it for settings")
+    if secret := [one for one in _PLACES if has_password(getattr(config.storage, one))]:
+        raise ConfigError(
+            f"storage.{secret[0]} holds a password, which whoever reads Serve's file or Ray's "
+            "dashboard would see: give the URL of a job store by storage.jobs_file (a mounted "
+            "Secret), an object store's keys by its own environment variables"
+        )
     elsewhere = load_config(path, folder=Path("/elsewhere"))
     folder = None if elsewhere.storage == config.storage else Path.cwd()
     return serve_config(config, settings_path or path, folder)

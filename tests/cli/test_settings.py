@@ -302,6 +302,31 @@ def test_serves_own_file_has_arguments_only(tmp_path: Path, cli: Any) -> None:
     assert cli(*command).stderr == ""
 
 
+@pytest.mark.parametrize(
+    ("key", "url"),
+    [
+        ("jobs", "postgresql://rc:hunter2@db/jobs"),
+        ("jobs", "postgresql://db/jobs?user=rc&password=hunter2"),
+        ("results", "s3://AKIA:hunter2@bucket/folder"),
+        ("inputs", "s3://bucket/folder?secret_access_key=hunter2"),
+    ],
+)
+def test_passwords_of_storage_are_neither_shown_nor_deployed(
+    key: str, url: str, tmp_path: Path, cli: Any
+) -> None:
+    path = tmp_path / "my.yaml"
+    path.write_text(yaml.safe_dump({"storage": {key: url}, "pools": [A]}))
+    shown = cli("config", path)
+    assert shown.exit_code == 0
+    assert "hunter2" not in shown.output
+    deployed = cli("config", path, "--serve-deploy")
+    assert deployed.exit_code == 1
+    assert f"storage.{key} holds a password" in deployed.stderr
+    assert "hunter2" not in deployed.output
+    path.write_text(yaml.safe_dump({"storage": {"jobs": "postgresql://rc@db/jobs"}, "pools": [A]}))
+    assert "postgresql://rc@db/jobs" in cli("config", path, "--serve-deploy").stdout
+
+
 @pytest.mark.parametrize("address", ["127.0.0.1:1", "nowhere", "127.0.0.1:99999"])
 def test_an_address_without_a_service_is_said_at_once(cli: Any, address: str) -> None:
     result = cli("settings", "show", "--address", address)

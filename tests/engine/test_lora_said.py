@@ -185,3 +185,13 @@ def test_kohyas_alphas_are_tensors_and_its_header_is_of_training(files: Files) -
 
 def test_what_macos_writes_beside_files_is_no_lora() -> None:
     assert only_file(["._a.safetensors", "a.SAFETENSORS", "b.txt"], "x") == "a.SAFETENSORS"
+
+
+@pytest.mark.parametrize(
+    "key", ["clip_l", "text_encoders_0", "bundle_emb.me.string_to_param.clip_g", "emb_params"]
+)
+def test_embeddings_of_new_words_are_refused_as_such(files: Files, key: str) -> None:
+    alone = {key: torch.ones(2, 8)}
+    for tensors in (alone, alone | peft_keys("unet", files.layers)):
+        with pytest.raises(ModelUnsupported, match=f"new words for prompts .{key}; pivotal"):
+            files.scale(tensors)

@@ -15,7 +15,15 @@ import pytest
 
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.models.builtin import weights_folder
-from ray_cluster.models.sources.lora_sources import Bounds, check_source, fetch, origin_of
+from ray_cluster.models.sources.lora_sources import (
+    PEFT_CONFIG,
+    PEFT_FILE,
+    Bounds,
+    check_source,
+    config_beside,
+    fetch,
+    origin_of,
+)
 
 MEBIBYTE = 1 << 20
 
@@ -161,6 +169,40 @@ def test_a_folder_whose_only_file_is_a_link_to_the_outside_is_refused(tmp_path: 
     with pytest.raises(InvalidRequest, match="is not allowed"):
         copied(str(root), str(root), tmp_path / "copy")
     assert not (tmp_path / "copy").exists()
+
+
+def test_pefts_configuration_comes_along_from_its_folder_alone(tmp_path: Path) -> None:
+    root, cache = tmp_path / "root", tmp_path / "cache"
+    for one in (root, cache):
+        one.mkdir()
+    target = tmp_path / "copy.safetensors"
+    # as a hub's cache has it: links, whose files have other names
+    for name, content in ((PEFT_FILE, b"factors"), (PEFT_CONFIG, b"{}")):
+        (cache / f"blob-{len(name)}").write_bytes(content)
+        (root / name).symlink_to(cache / f"blob-{len(name)}")
+    digest = fetch(str(root), (str(root), str(cache)), target, Bounds(MEBIBYTE))
+    assert digest == hashlib.sha256(b"factors").hexdigest()
+    assert config_beside(target).read_bytes() == b"{}"
+    config_beside(target).unlink()
+    (root / PEFT_FILE).unlink()
+    (root / PEFT_FILE).write_bytes(b"factors")
+    # a link that leads out, none at all, and one that is too large
+    fetch(f"{root}/{PEFT_FILE}", (str(root),), target, Bounds(MEBIBYTE))
+    assert not config_beside(target).exists()
+    (root / PEFT_CONFIG).unlink()
+    fetch(str(root), (str(root),), target, Bounds(MEBIBYTE))
+    (root / PEFT_CONFIG).write_bytes(b" " * (5 * MEBIBYTE))
+    fetch(str(root), (str(root),), target, Bounds(MEBIBYTE))
+    assert not config_beside(target).exists()
+
+
+def test_new_words_beside_a_lora_are_not_passed_over(tmp_path: Path) -> None:
+    for name in ("pytorch_lora_weights.safetensors", "me_emb.safetensors"):
+        (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(InvalidRequest, match=r"me_emb\.safetensors has embeddings of new words"):
+        copied(str(tmp_path), str(tmp_path), tmp_path / "copy")
+    named = tmp_path / "pytorch_lora_weights.safetensors"
+    copied(str(named), str(tmp_path), tmp_path / "copy")
 
 
 def test_a_folder_means_its_one_file(tmp_path: Path) -> None:

@@ -410,6 +410,25 @@ def test_a_revision_and_odd_names_reach_the_hub_as_they_are(hub: Host, tmp_path:
     assert hub.paths == [path]
 
 
+def test_pefts_configuration_is_fetched_too_and_need_not_be_there(
+    hub: Host, tmp_path: Path
+) -> None:
+    names = ("adapter_config.json", "adapter_model.safetensors", "b.safetensors")
+    listed = {"siblings": [{"rfilename": one} for one in names]}
+    hub.answers["/api/models/me/two/revision/main"] = status(200, json.dumps(listed).encode())
+    hub.answers["/me/two/resolve/main/adapter_model.safetensors"] = file()
+    assert fetched("hf:me/two", "hf:me", to=tmp_path) == DIGEST
+    beside = tmp_path / "copy.adapter_config.json"
+    assert not beside.exists()
+    hub.answers["/me/two/resolve/main/adapter_config.json"] = file(b"{}")
+    fetched("hf:me/two", "hf:me", to=tmp_path)
+    assert beside.read_bytes() == b"{}"
+    beside.unlink()
+    link = f"{hub.url}/me/two/resolve/main/adapter_model.safetensors"
+    fetched(link, f"{hub.url}/me", to=tmp_path, private_hosts=("127.0.0.1",))
+    assert beside.read_bytes() == b"{}"
+
+
 def test_a_list_of_files_that_is_none_is_not_shown(hub: Host, tmp_path: Path) -> None:
     hub.answers["/api/models/me/one/revision/main"] = status(200, b"<secret>")
     with pytest.raises(OSError, match="list of its files cannot be read") as failed:

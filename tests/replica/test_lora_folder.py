@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import fcntl
 import hashlib
+import json
 import os
 import pickle
 import signal
@@ -56,6 +57,41 @@ def _command(process_id: int) -> bytes:
         return Path(f"/proc/{process_id}/cmdline").read_bytes()
     except FileNotFoundError:
         return b""
+
+
+async def test_pefts_own_folder_has_the_strength_that_it_says(
+    tmp_path: Path, converter: Converter
+) -> None:
+    given = arguments(tmp_path)
+    saved = tmp_path / "files" / "peft"
+    saved.mkdir()
+    plain = {one: torch.ones(shape) for one, shape in peft_shapes().items()}
+    save_file(plain, saved / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": 2, "lora_alpha": 6, "target_modules": ["to_q"]}
+    (saved / "adapter_config.json").write_text(json.dumps(said))
+    async with opened(given, converter) as folder:
+        await folder.ensure(order("a", saved))
+        path = folder.path_of("a")
+        assert path is not None
+        for one in open_factors(path).by_component["unet"].values():
+            assert torch.allclose(one.expand @ one.shrink, torch.full((1,), 2 * 6.0 / 2))
+        assert not parts(given)
+        (saved / "adapter_config.json").unlink()
+        with pytest.raises(LoraUnavailable, match=r"no adapter_config\.json beside it"):
+            await folder.ensure(order("b", saved))
+        assert not parts(given)
+
+
+def peft_shapes() -> dict[str, tuple[int, int]]:
+    """Return shapes of factors of rank 2 for the queries of ``shapes-sd``, by PEFT's own keys."""
+    weights = weights_folder() / "shapes-sd" / "unet" / "diffusion_pytorch_model.safetensors"
+    found = {}
+    for name, one in load_file(weights).items():
+        if name.endswith(".to_q.weight"):
+            stem = f"base_model.model.{name.removesuffix('.weight')}"
+            found[f"{stem}.lora_A.weight"] = (2, one.shape[1])
+            found[f"{stem}.lora_B.weight"] = (one.shape[0], 2)
+    return found
 
 
 async def test_a_lora_comes_verified_and_converted_and_the_second_time_at_once(

@@ -47,6 +47,11 @@ _OTHER_KINDS = {
     "lora_embedding_": "LoRA of embeddings",
     ".diff": "full differences of weights",
 }
+# keys of what teaches text encoders new words, beside a LoRA or alone
+_NEW_WORDS = re.compile(
+    r"bundle_emb\..*|(?:.*\.)?(?:string_to_param|emb_params)(?:\..*)?|clip_[lg]|t5(?:xxl)?"
+    r"|text_encoders_\d"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +172,12 @@ def _check_kind(path: Path, keys: list[str]) -> None:
                 f"{path.name} is a {kind} adapter ({found[0]}), which is not covered; covered are "
                 "LoRAs of linear layers and convolutions"
             )
+    if words := [key for key in keys if _NEW_WORDS.fullmatch(key)]:
+        raise ModelUnsupported(
+            f"{path.name} has embeddings of new words for prompts ({words[0]}; pivotal tuning or "
+            "textual inversion), which are not covered; covered are LoRAs of layers, in files that "
+            "hold nothing else"
+        )
     if not any("lora" in key for key in keys):
         raise ModelUnsupported(
             f"{path.name} has no LoRA keys; its first are {list(keys)[:_NUM_NAMED]}"

@@ -17,12 +17,12 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ray_cluster.errors import ModelUnsupported
+from ray_cluster.models.sources.lora_sources import PEFT_CONFIG, config_beside
 
 Said = dict[str, Any]
 """By PEFT's names, after a component and a dot where only that is meant."""
 
 _ENTRY = "lora_adapter_metadata"
-_PEFT_FILE, _PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
 PEFT_PREFIX = "base_model.model."
 _NAMES = {
     "r": "r",
@@ -79,12 +79,12 @@ def _places(path: Path, header: Mapping[str, str]) -> Iterator[tuple[str, Said]]
             prefix, name = match[1], _NAMES[match[2]]
             own[f"{prefix}.{name}" if prefix else name] = _value(key, name, text)
     yield "header", own
-    config = path.with_name(_PEFT_CONFIG)
-    if path.name == _PEFT_FILE and config.is_file():
-        yield _PEFT_CONFIG, _object(config.read_text(encoding="utf-8"), _PEFT_CONFIG)
+    config = config_beside(path)
+    if config.is_file():
+        yield PEFT_CONFIG, _object(config.read_bytes(), PEFT_CONFIG)
 
 
-def _object(text: str, place: str) -> Said:
+def _object(text: str | bytes, place: str) -> Said:
     try:
         found = json.loads(text)
     except ValueError as error:

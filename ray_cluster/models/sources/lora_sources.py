@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 import fsspec
@@ -16,10 +17,19 @@ from ray_cluster.errors import InvalidRequest, without_password
 from ray_cluster.models.builtin import builtin_kinds, weights_folder
 from ray_cluster.models.sources.addresses import PrivateHosts
 
+if TYPE_CHECKING:
+    from ray_cluster.models.sources.lora_hub import HubFile
+
 logger = logging.getLogger(__name__)
 
 SUFFIX = ".safetensors"
+PEFT_FILE, PEFT_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+"""What PEFT saves: factors, and their alphas and ranks beside them."""
+
 _DIFFUSERS_NAME = "pytorch_lora_weights.safetensors"
+# as diffusers' scripts name the embeddings of new words that belong to a LoRA
+_NEW_WORDS = re.compile(r"(?i).*_emb(?:eddings?)?\.safetensors")
+_MAX_CONFIG_BYTES = 4 << 20
 _BUILTIN, _HUB = "builtin:", "hf:"
 _LOCAL_URLS = ("file://", "local://")
 _PIECE_BYTES = 1 << 20
@@ -129,20 +139,24 @@ def _is_inside(path: Path, root: Path) -> bool:
         return False
 
 
-def _found_path(source: str, allowed: Sequence[str]) -> Path | None:
+def _found_path(source: str) -> Path | None:
     """Return the file of this machine that a source means, or None if it is elsewhere."""
     path = _builtin_folder(source) if source.startswith(_BUILTIN) else _local_path(source)
     if path is None:
         return None
     if path.is_dir():
         path = path / only_file([one.name for one in path.iterdir()], source)
-    # a hub's cache names only its links
     _check_suffix(path.name, source)
-    path = path.resolve()
-    if not source.startswith(_BUILTIN) and not _leads_inside(path, allowed):
-        # it leads elsewhere than when it was registered; where is not for callers
-        raise _not_allowed(source, allowed)
     return path
+
+
+def _real_path(path: Path, allowed: Sequence[str]) -> Path:
+    """Return where a path leads, links followed; a hub's cache has names for its links alone."""
+    found = path.resolve()
+    if not _is_inside(found, weights_folder()) and not _leads_inside(found, allowed):
+        # it leads elsewhere than when it was registered; where is not for callers
+        raise _not_allowed(str(path), allowed)
+    return found
 
 
 def _builtin_folder(source: str) -> Path:
@@ -163,8 +177,15 @@ def only_file(names: Sequence[str], source: str) -> str:
     # macOS writes a file of its own beside each, with these two characters before its name
     files = (one for one in names if not one.startswith("._"))
     found = sorted(one for one in files if one.lower().endswith(SUFFIX))
-    if _DIFFUSERS_NAME in found:
-        return _DIFFUSERS_NAME
+    if words := [one for one in found if _NEW_WORDS.fullmatch(one)]:
+        raise _wrong(
+            source,
+            f"{words[0]} has embeddings of new words for prompts (pivotal tuning), which are not "
+            "covered; name the file with the LoRA's layers to use it without these words",
+        )
+    for known in (_DIFFUSERS_NAME, PEFT_FILE):
+        if known in found:
+            return known
     if len(found) != 1:
         raise _wrong(
             source, f"it has {len(found)} files of {SUFFIX}: {found[:_NUM_NAMED]}; name one of them"
@@ -204,7 +225,8 @@ def fetch(
         OSError: it does not answer, or has no such file at present.
     """
     check_source(source, allowed)
-    path, digest, num_bytes = _found_path(source, allowed), hashlib.sha256(), 0
+    file = _file_of(source, allowed, bounds)
+    digest, num_bytes = hashlib.sha256(), 0
     with target.open("wb") as copy:
 
         def write(piece: bytes) -> None:
@@ -216,34 +238,83 @@ def fetch(
             digest.update(piece)
             copy.write(piece)
 
-        _read(source if path is None else path, allowed, bounds, write)
+        _read(file, allowed, bounds, write)
     found = digest.hexdigest()
     if sha256 and found != sha256:
         raise _wrong(source, f"its digest is {found}, and {sha256} was registered")
+    if str(file).rpartition("/")[2] == PEFT_FILE:
+        _fetch_config(file, allowed, bounds, config_beside(target))
     return found
+
+
+def config_beside(file: Path) -> Path:
+    """Return where PEFT's configuration of a file is: beside it, or beside the copy of it."""
+    if file.name == PEFT_FILE:
+        return file.with_name(PEFT_CONFIG)
+    return file.with_suffix(f".{PEFT_CONFIG}")
+
+
+def _fetch_config(file: str | Path, allowed: Sequence[str], bounds: Bounds, target: Path) -> None:
+    """Copy PEFT's configuration, if there is one: a file may say all that matters itself."""
+    content = bytearray()
+
+    def write(piece: bytes) -> None:
+        content.extend(piece)
+        if len(content) > _MAX_CONFIG_BYTES:
+            limit = f"more than {_MAX_CONFIG_BYTES} bytes"
+            raise _wrong(str(file), f"{PEFT_CONFIG} beside it has {limit}")
+
+    beside: str | Path
+    if isinstance(file, Path):
+        beside = file.with_name(PEFT_CONFIG)
+        if not beside.is_file():
+            return
+    else:
+        beside = file.removesuffix(PEFT_FILE) + PEFT_CONFIG
+    try:
+        _read(beside, allowed, bounds, write)
+    except (InvalidRequest, OSError) as error:
+        # hosts say of what they have not that it is forbidden, or nothing
+        logger.info("%s is not read: %s", without_password(beside), error)
+        return
+    target.write_bytes(content)
+
+
+def _file_of(source: str, allowed: Sequence[str], bounds: Bounds) -> str | Path:
+    """Return the one file that a source means: a path, or an address without folders."""
+    if (path := _found_path(source)) is not None:
+        _real_path(path, allowed)
+        return path
+    if source.startswith(_HUB):
+        hub = _hub(source, allowed, bounds)
+        if not hub.path:
+            source = f"{source.rstrip('/')}/{only_file(hub.list_files(), source)}"
+    else:
+        _check_suffix(urlsplit(source).path, source)
+    return source
+
+
+def _hub(source: str, allowed: Sequence[str], bounds: Bounds) -> HubFile:
+    from ray_cluster.models.sources.lora_hub import HubFile
+
+    return HubFile(source, allowed, bounds.private_hosts, bounds.min_bytes_per_s)
 
 
 def _read(
     source: str | Path, allowed: Sequence[str], bounds: Bounds, write: Callable[[bytes], None]
 ) -> None:
     if isinstance(source, Path):
-        with source.open("rb") as file:
+        with _real_path(source, allowed).open("rb") as file:
             while piece := file.read(_PIECE_BYTES):
                 write(piece)
     elif source.startswith(_HUB):
-        from ray_cluster.models.sources.lora_hub import HubFile
-
-        hub = HubFile(source, allowed, bounds.private_hosts, bounds.min_bytes_per_s)
-        file_name = hub.path or only_file(hub.list_files(), source)
-        _check_suffix(file_name, source)
-        hub.download(file_name, write)
+        hub = _hub(source, allowed, bounds)
+        hub.download(hub.path, write)
+    elif source.startswith(("http://", "https://")):
+        _read_web(source, allowed, bounds, write)
     else:
-        _check_suffix(urlsplit(source).path, source)
-        if source.startswith(("http://", "https://")):
-            _read_web(source, allowed, bounds, write)
-        else:
-            for piece in _other_pieces(source):
-                write(piece)
+        for piece in _other_pieces(source):
+            write(piece)
 
 
 def _read_web(
