@@ -16,14 +16,29 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, PngImagePlugin, UnidentifiedImageError
+from PIL import AvifImagePlugin, ExifTags, Image, PngImagePlugin, UnidentifiedImageError
 
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest
 from ray_cluster.imaging.colours import Convert, to_srgb
 
-_FORMATS = ("PNG", "JPEG", "WEBP")
+try:
+    import pillow_heif
+except ImportError:
+    HAS_HEIC = False
+else:
+    HAS_HEIC = True
+    pillow_heif.register_heif_opener(
+        decode_threads=1, thumbnails=False, depth_images=False, aux_images=False
+    )
+# what a decoder's threads take is bounded with all else
+AvifImagePlugin.DEFAULT_MAX_THREADS = 1
+
+KINDS = "PNG, JPEG, WebP" + (", AVIF or HEIC" if HAS_HEIC else " or AVIF")
+"""Files that are decoded, in words; HEIC with the extra ``heic`` alone."""
+
+_FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", *["HEIF"] * HAS_HEIC)
 # photos of phones: several views of one scene, of which the first is the photo
-_SEVERAL_VIEWS = "MPO"
+_SEVERAL_VIEWS = ("MPO", "HEIF")
 # programs write 20 at most; each costs the decoder a pass over all pixels, for 10 bytes of the file
 MAX_JPEG_SCANS = 32
 # what Pillow raises for damaged files; its bomb error is an Exception of no other kind
@@ -60,7 +75,7 @@ class Header(NamedTuple):
     """What the first bytes of a file say.
 
     Attributes:
-        kind: PNG, JPEG, MPO or WEBP; nothing for a file that cannot be read.
+        kind: PNG, JPEG, MPO, WEBP, AVIF or HEIF; nothing for a file that cannot be read.
     """
 
     kind: str = ""
@@ -132,9 +147,9 @@ def opened(data: bytes, param: str, max_pixels: int | None = None) -> Iterator[I
         param, max_pixels: as of :func:`decoded`.
 
     Raises:
-        InvalidRequest: names ``param``; no PNG, JPEG or WebP that can be decoded whole, more pixels
-            than allowed, several frames, or too many scans; also for what decoding raises in the
-            block.
+        InvalidRequest: names ``param``; no file of :data:`KINDS` that can be decoded whole, more
+            pixels than allowed, several frames, or too many scans; also for what decoding raises in
+            the block.
     """
     try:
         with warnings.catch_warnings():
@@ -163,8 +178,8 @@ def opened(data: bytes, param: str, max_pixels: int | None = None) -> Iterator[I
 def not_decodable(param: str, reason: str) -> InvalidRequest:
     """Return the error of an image that cannot be decoded."""
     return InvalidRequest(
-        f"{param!r} cannot be decoded: {reason}. It must be a whole PNG, JPEG or WebP image; save "
-        "it again as one of these.",
+        f"{param!r} cannot be decoded: {reason}. It must be a whole {KINDS} image; save it again "
+        "as one of these.",
         param,
         "invalid_image",
     )
@@ -229,13 +244,13 @@ def _check_size(width_px: int, height_px: int, param: str, max_pixels: int | Non
 
 
 def _check_kind(image: Image.Image, data: bytes, param: str) -> None:
-    if image.format != _SEVERAL_VIEWS and getattr(image, "is_animated", False):
+    if image.format not in _SEVERAL_VIEWS and getattr(image, "is_animated", False):
         raise InvalidRequest(
             f"{param!r} is an animation; only images of one frame are edited. Send one frame.",
             param,
             "invalid_image",
         )
-    if image.format in ("JPEG", _SEVERAL_VIEWS):
+    if image.format in ("JPEG", "MPO"):
         _check_scans(data)
 
 

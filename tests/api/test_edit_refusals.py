@@ -200,7 +200,7 @@ SMALL_BOMB = png_of(plain_png(60_000, 60_000))
 @pytest.mark.parametrize(
     ("image", "mask", "param", "code", "says"),
     [
-        (b"GIF89a" + bytes(99), None, "image", "invalid_image", "PNG, JPEG or WebP"),
+        (b"GIF89a" + bytes(99), None, "image", "invalid_image", "PNG, JPEG, WebP"),
         (b"", None, "image", "invalid_image", "is empty"),
         (IMAGE[:100], None, "image", "invalid_image", "cannot be decoded"),
         (picture(64, 64, "JPEG")[:-200], None, "image", "invalid_image", "cannot be decoded"),
@@ -274,7 +274,7 @@ TWO = [coded(IMAGE), coded(MASK)]
         ({"image": "http://a.org/b.png"}, "image", "invalid_value", "a URL"),
         ({"image": "no base64"}, "image", "invalid_value", "base64"),
         ({"image": "\ud800" * 4}, "image", "invalid_value", "base64"),
-        ({"image": coded(b"no image at all")}, "image", "invalid_image", "PNG, JPEG or WebP"),
+        ({"image": coded(b"no image at all")}, "image", "invalid_image", "PNG, JPEG, WebP"),
         ({"image": TWO[0], "mask": [TWO[1]]}, "mask", "invalid_type", "an array"),
         ({"image": TWO[0], "mask": {"file_id": "x"}}, "mask", "invalid_value", "no id of a file"),
         ({"image": TWO[0], "mask": "https://a.org"}, "mask", "invalid_value", "a URL"),

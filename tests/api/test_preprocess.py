@@ -101,7 +101,7 @@ async def test_its_map_is_that_of_a_call_and_its_id_stands_for_it(
         ({"image": None}, "image", "missing_required_parameter", "is required"),
         ({"image": 5}, "image", "invalid_type", "given 5"),
         ({"image": [coded(SKETCH)]}, "image", "invalid_type", "an array"),
-        ({"image": coded(b"no image at all")}, "image", "invalid_image", "PNG, JPEG or WebP"),
+        ({"image": coded(b"no image at all")}, "image", "invalid_image", "PNG, JPEG, WebP"),
         ({"image": coded(SKETCH[:-40])}, "image", "invalid_image", "cannot be decoded"),
         ({"image": coded(picture(128, 128))}, "image", "invalid_image", "16384"),
         ({"size": "64"}, "size", "invalid_value", "WIDTHxHEIGHT"),

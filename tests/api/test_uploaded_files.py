@@ -127,7 +127,7 @@ async def test_what_was_not_uploaded_is_not_found(http: httpx.AsyncClient, file_
         ({"file": ("a.png", SKETCH), "purpose": (None, "batch")}, "purpose", "'vision'"),
         (VISION, "file", "is required"),
         ({"file": (None, "text"), **VISION}, "file", "must be a file"),
-        ({"file": ("a.txt", b"some longer text"), **VISION}, "file", "PNG, JPEG or WebP"),
+        ({"file": ("a.txt", b"some longer text"), **VISION}, "file", "PNG, JPEG, WebP"),
         ({"file": ("a.png", SKETCH[:-40]), **VISION}, "file", "cannot be decoded"),
         ({"file": ("a.png", picture(128, 128)), **VISION}, "file", "16384 pixels"),
         ({"file": ("a.png", SKETCH), "x": (None, "1"), **VISION}, "x", "unknown"),

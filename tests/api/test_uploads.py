@@ -211,9 +211,9 @@ async def test_an_image_is_given_once_or_as_a_list(caller: httpx.AsyncClient) ->
         (("image", text("abc")), "invalid_value", "must be a file"),
         (("prompt", file()), "invalid_value", "must be a text"),
         (("image", file(b"")), "invalid_image", "is empty"),
-        (("image", file(b"GIF89a" + bytes(99))), "invalid_image", "PNG, JPEG or WebP"),
-        (("image", file(PNG[:11])), "invalid_image", "PNG, JPEG or WebP"),
-        (("image", file(b"RIFF\0\0\0\0WAVE")), "invalid_image", "PNG, JPEG or WebP"),
+        (("image", file(b"GIF89a" + bytes(99))), "invalid_image", "PNG, JPEG, WebP"),
+        (("image", file(PNG[:11])), "invalid_image", "PNG, JPEG, WebP"),
+        (("image", file(b"RIFF\0\0\0\0WAVE")), "invalid_image", "PNG, JPEG, WebP"),
         (("prompt", (None, b"\xff\xfe")), "invalid_value", "not UTF-8 at byte 0"),
         (("a[b]", text("c")), "invalid_value", "'a' as one text of JSON"),
     ],
@@ -337,7 +337,7 @@ CODED = base64.b64encode(JPEG).decode()
         (CODED.replace("/", "_"), "invalid_value", "standard alphabet"),
         ("ä" * 400, "invalid_value", "base64"),
         ("", "invalid_image", "is empty"),
-        (base64.b64encode(b"GIF89a" * 20).decode(), "invalid_image", "PNG, JPEG or WebP"),
+        (base64.b64encode(b"GIF89a" * 20).decode(), "invalid_image", "PNG, JPEG, WebP"),
     ],
 )
 async def test_what_is_not_an_image_in_base64_names_its_field(

@@ -73,7 +73,7 @@ WRONG = {
     "empty": ("edges=", "write NAME=FILE"),
     "away": ("edges=nothing.png", "--control edges=nothing.png: there is no such file"),
     "folder": ("edges=.", "--control edges=. is a folder"),
-    "no image": ("edges=text.png", "PNG, JPEG or WebP image"),
+    "no image": ("edges=text.png", "PNG, JPEG, WebP"),
     "unknown": ("egdes=sketch.png", "Did you mean 'edges'?"),
     "detector": ("edges+cany=sketch.png", "Did you mean 'canny'?"),
     "scale": ("edges=sketch.png:5", "'controlnets[0].scale' must be at most 2"),

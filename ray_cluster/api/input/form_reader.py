@@ -20,6 +20,7 @@ from ray_cluster.api.input.image_store import FILE_PREFIX, file_of_id
 from ray_cluster.api.input.multipart import Event, PartBegin, boundary_of, form_events
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
+from ray_cluster.imaging.decoding import HAS_HEIC, KINDS
 from ray_cluster.requests import BlobRef
 from ray_cluster.storage.blob_store import BlobStoreError
 from ray_cluster.storage.inputs import InputTooLarge
@@ -43,10 +44,11 @@ _OTHER_KINDS = {
     b"\0\0\0\x0cJXL ": "JPEG XL",
     b"\0\0\0\x0cjP  ": "JPEG 2000",
 }
-_AVIF = (b"avif", b"avis")
-_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1", b"msf1")
+# the last two may be either
+_AVIF = (b"avif", b"avis", b"mif1", b"msf1")
+_HEIC = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
 # of a file that is meant to be sent
-_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".heic", ".heif")
 _MAX_NAME_CHARS = 256
 # a multiple of four, so that each piece can be decoded by itself
 _BASE64_PIECE_CHARS = 1 << 20
@@ -97,7 +99,7 @@ class Inputs(Protocol):
 class Uploads:
     """Stores the images of calls under their client, each checked for size and kind.
 
-    The first bytes tell the kind (PNG, JPEG or WebP); the caller checks whether the rest can be
+    The first bytes tell the kind (one of ``KINDS``); the caller checks whether the rest can be
     decoded.
     """
 
@@ -326,9 +328,10 @@ def _check_kind(head: bytearray, param: str) -> None:
     is_known = len(head) >= _HEAD_BYTES and (
         head.startswith((b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff"))
         or (head.startswith(b"RIFF") and head[8:12] == b"WEBP")
+        or (head[4:8] == b"ftyp" and bytes(head[8:12]) in (*_AVIF, *_HEIC * HAS_HEIC))
     )
     if not is_known:
-        what = f"must be a PNG, JPEG or WebP image; what was sent {_kind_words(bytes(head))}"
+        what = f"must be a {KINDS} image; what was sent {_kind_words(bytes(head))}"
         raise wrong(param, what, code="invalid_image")
 
 
@@ -338,7 +341,9 @@ def _kind_words(head: bytes) -> str:
         return "is empty"
     if head[4:8] == b"ftyp":
         brand = head[8:12]
-        return "is AVIF" if brand in _AVIF else "is HEIC" if brand in _HEIC else "is a film"
+        if brand in _HEIC:
+            return "is HEIC, which the service reads if pillow-heif is installed (extra heic)"
+        return "is a film"
     for start, name in _OTHER_KINDS.items():
         if head.startswith(start):
             return f"is {name}"

@@ -106,7 +106,7 @@ def read_input(option: str, path: Path, max_bytes: int) -> InputFile:
     except OSError as error:
         raise ConfigError(f"{shown} cannot be read: {error.strerror}") from error
     if not data:
-        raise ConfigError(f"{shown} is empty; give a PNG, JPEG or WebP image")
+        raise ConfigError(f"{shown} is empty; give a PNG, JPEG, WebP or AVIF image")
     if len(data) > max_bytes:
         raise ConfigError(
             f"{shown} is larger than the {max_bytes} bytes that limits.max_input_bytes "

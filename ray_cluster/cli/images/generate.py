@@ -88,7 +88,8 @@ _Upscale = Annotated[int | None, _image("2 or 4: enlarge the finished image so m
 _Slo = Annotated[float | None, _image("Deadline in seconds from now.")]
 _Priority = Annotated[int | None, _image("With --url: higher priorities are served first.")]
 _Edit = Annotated[
-    Path | None, _edit("Image to change (PNG, JPEG or WebP); the prompt says what it shows then.")
+    Path | None,
+    _edit("Image to change (PNG, JPEG, WebP, AVIF); the prompt says what it shows then."),
 ]
 _Mask = Annotated[
     Path | None,
