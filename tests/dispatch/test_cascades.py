@@ -126,6 +126,8 @@ def test_a_heavy_image_that_would_be_late_is_not_begun() -> None:
     assert (outcome.cascade.stage, outcome.cascade.reason) == ("light", "no_time")
     assert outcome.cascade.threshold == 0.0
     assert outcome.deadline_met
+    counters = core.snapshot(2.0).counters
+    assert (sum(counters.met.values()), counters.unfinished) == (0, {("auto", "64"): 1})
 
 
 def test_without_a_reserve_lateness_does_not_count() -> None:

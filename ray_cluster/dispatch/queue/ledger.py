@@ -394,8 +394,7 @@ class Ledger:
         if isinstance(outcome, Failure) and outcome.kind != "lost" and not record.stages.made:
             self.demand.note_unmade(record)
         if isinstance(outcome, Completed) or outcome.kind not in CALLERS_OWN:
-            is_met = isinstance(outcome, Completed) and outcome.deadline_met
-            self.counters.note_end(record.request, is_met=is_met)
+            self.counters.note_end(record.request, outcome)
         if not (isinstance(outcome, Completed) and outcome.is_candidate):
             self._unpublished += record.candidates
         self._withdraw(record)

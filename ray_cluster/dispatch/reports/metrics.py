@@ -153,9 +153,12 @@ class _CellCollector(Collector):
         )
 
     def _deadlines(self) -> Metric:
-        cluster = self._cluster
-        ends = {(*key, "met"): count for key, count in cluster.counters.met.items()}
-        ends |= {(*key, "missed"): count for key, count in cluster.counters.missed.items()}
+        counters = self._cluster.counters
+        ends = {
+            (*key, outcome): count
+            for outcome in ("met", "unfinished", "missed")
+            for key, count in getattr(counters, outcome).items()
+        }
         return _counts(
             "deadlines",
             "Images by whether they ended by their deadlines.",

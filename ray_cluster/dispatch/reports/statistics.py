@@ -20,6 +20,7 @@ from ray_cluster.policies.admission.estimates import (
 )
 from ray_cluster.policies.costs.cost_model import decode_s
 from ray_cluster.policies.types import Offer, RequestView
+from ray_cluster.protocol.outcomes import Completed, Outcome
 from ray_cluster.requests import ImageRequest, Timing
 
 # real over predicted seconds: within 10 % and 25 % stand on both sides of 1
@@ -27,6 +28,8 @@ RATIO_BOUNDS = (0.5, 0.75, 0.9, 1.0, 1.1, 1.25, 1.5, 2.0, 4.0)
 SECOND_BOUNDS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0)
 # failures that say nothing of the service: clients cancelled these, or asked wrongly
 CALLERS_OWN = frozenset({"aborted", "invalid"})
+# why a light model's image was published though a heavy one was to make it anew
+_UNFINISHED = frozenset({"no_time", "heavy_failed"})
 _OTHER = "other"
 
 
@@ -117,6 +120,7 @@ class OutcomeCounters:
             deadline), error, aborted, lost, requeued, preempted and so on.
         refused: images by model and reason.
         met: images that ended by their deadlines, by model and class of the model's size.
+        unfinished: those of a cascade that did, of a light model whose image was to be made anew.
         missed: those that ended later or not at all, except ends of ``CALLERS_OWN``.
         made: images by the model that made them and the fidelity that they got; ``unknown`` where
             nothing is known of so few steps.
@@ -128,6 +132,7 @@ class OutcomeCounters:
     totals: Counter[str] = field(default_factory=Counter)
     refused: Counter[tuple[str, str]] = field(default_factory=Counter)
     met: Counter[tuple[str, str]] = field(default_factory=Counter)
+    unfinished: Counter[tuple[str, str]] = field(default_factory=Counter)
     missed: Counter[tuple[str, str]] = field(default_factory=Counter)
     made: Counter[tuple[str, str]] = field(default_factory=Counter)
     ratios: dict[str, Histogram] = field(default_factory=dict)
@@ -145,8 +150,11 @@ class OutcomeCounters:
             model = _OTHER if offer.reason == "unknown_model" else group[0].called_model
             self.refused[model, str(offer.reason)] += len(group)
 
-    def note_end(self, request: ImageRequest, *, is_met: bool) -> None:
-        ends = self.met if is_met else self.missed
+    def note_end(self, request: ImageRequest, outcome: Outcome) -> None:
+        ends = self.missed
+        if isinstance(outcome, Completed) and outcome.deadline_met:
+            reason = None if outcome.cascade is None else outcome.cascade.reason
+            ends = self.unfinished if reason in _UNFINISHED else self.met
         ends[request.called_model, size_class(request.size_px)] += 1
 
     def note_stage(self, model: str, stage: str, took_s: float) -> None:
