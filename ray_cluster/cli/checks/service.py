@@ -66,7 +66,8 @@ def check_service(config: ClusterConfig, card: Card | None = None) -> Iterator[F
     for control in config.controlnets:
         yield _check_controlnet(control, config)
     yield from map(_upscaler, config.upscalers)
-    if card is not None and (on_gpu := [pool for pool in config.pools if pool.device == "cuda"]):
+    on_gpu = [pool for pool in config.pools if pool.device == "cuda"]
+    if card is not None:
         yield _shared_gpu(on_gpu, {pool.name: plan for pool, plan in plans}, card)
     if config.ray.address is None:
         yield _processors(config)
@@ -88,7 +89,8 @@ def _check_pool(pool: PoolConfig, card: Card | None) -> tuple[Finding, PlannedMo
     found += f"{plan.memory_words}; "
     found += plan.sampling_words
     if plan.memory is not None and plan.memory.verdict in {"capped", "offload"}:
-        return warning(subject, found, "raise memory_gib, or lower max_px or max_batch"), plan
+        lower = "max_px" if pool.is_group else "max_px or max_batch"
+        return warning(subject, found, f"raise memory_gib, or lower {lower}"), plan
     return ok(subject, found), plan
 
 
@@ -180,7 +182,8 @@ def _processors(config: ClusterConfig) -> Finding:
             "reserves, not a limit), or raise ray.num_cpus",
         )
     if threads > cores:
-        return warning("processors", found, "lower num_threads or replicas: they slow each other")
+        lower = "num_threads, replicas or ranks: they slow each other"
+        return warning("processors", found, f"lower {lower}")
     return ok("processors", found)
 
 
@@ -188,10 +191,10 @@ def _replica_bytes(pool: PoolConfig, plan: PlannedModel) -> float:
     """Return what a replica takes of the machine's memory in the end."""
     if plan.memory is None:
         return _WORKER_BYTES
+    num_workers = 1 + pool.ranks * pool.is_group
     if pool.device != "cpu":
-        return _WORKER_BYTES + plan.memory.host_bytes
-    each = _WORKER_BYTES + _KEPT_BYTES + plan.memory.peak_bytes
-    return each if not pool.is_group else _WORKER_BYTES + pool.ranks * each
+        return num_workers * _WORKER_BYTES + plan.memory.host_bytes
+    return num_workers * _WORKER_BYTES + pool.ranks * (_KEPT_BYTES + plan.memory.peak_bytes)
 
 
 def _weight_bytes(model: str, builtin: Path | None) -> float:
@@ -236,6 +239,8 @@ def _shared_gpu(
     pools: Sequence[PoolConfig], plan_by_pool: Mapping[str, PlannedModel], card: Card
 ) -> Finding:
     """Add up what may be on one GPU at worst: each replica plans as if it were alone."""
+    if not pools:
+        return warning("the given GPU", "no pool runs on one", "set device: cuda and num_gpus: 1")
     shares = {pool.name: replica_bytes(card, pool.num_gpus, pool.memory_bytes) for pool in pools}
     tenants = [
         GpuTenants(pool.name, pool.num_gpus, shares[pool.name], pool.replicas) for pool in pools
