@@ -171,9 +171,9 @@ def plan_model(pool: PoolConfig, model: InspectedModel, card: Card | None = None
         raise MemoryRefused(f"pool {pool.name}: {plan.explanation}")
     if pool.is_group and plan.offloaded == "all":
         raise MemoryRefused(
-            f"pool {pool.name}: an image fits only with all weights offloaded, and ranks of a group "
-            "keep the transformer on their devices: raise memory_gib, lower max_px, or set ranks: "
-            f"1 ({plan.explanation})"
+            f"pool {pool.name}: an image fits only with all weights offloaded, and ranks of a "
+            "group keep the transformer on their devices: raise memory_gib, lower max_px, or set "
+            f"ranks: 1 ({plan.explanation})"
         )
     logger.info("pool %s: memory %s", pool.name, plan.explanation)
     return plan
