@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -66,9 +66,8 @@ def check_service(config: ClusterConfig, card: Card | None = None) -> Iterator[F
     for control in config.controlnets:
         yield _check_controlnet(control, config)
     yield from map(_upscaler, config.upscalers)
-    on_gpu = [pool for pool in config.pools if pool.device == "cuda"]
     if card is not None:
-        yield _shared_gpu(on_gpu, {pool.name: plan for pool, plan in plans}, card)
+        yield _shared_gpu(config, {pool.name: plan for pool, plan in plans}, card)
     if config.ray.address is None:
         yield _processors(config)
         yield _all_replicas(plans, config, is_running=bool(running))
@@ -89,8 +88,7 @@ def _check_pool(pool: PoolConfig, card: Card | None) -> tuple[Finding, PlannedMo
     found += f"{plan.memory_words}; "
     found += plan.sampling_words
     if plan.memory is not None and plan.memory.verdict in {"capped", "offload"}:
-        lower = "max_px" if pool.is_group else "max_px or max_batch"
-        return warning(subject, found, f"raise memory_gib, or lower {lower}"), plan
+        return warning(subject, found, "raise memory_gib, or lower max_px or max_batch"), plan
     return ok(subject, found), plan
 
 
@@ -182,8 +180,7 @@ def _processors(config: ClusterConfig) -> Finding:
             "reserves, not a limit), or raise ray.num_cpus",
         )
     if threads > cores:
-        lower = "num_threads, replicas or ranks: they slow each other"
-        return warning("processors", found, f"lower {lower}")
+        return warning("processors", found, "lower num_threads, replicas or ranks: too many run")
     return ok("processors", found)
 
 
@@ -235,10 +232,9 @@ def _all_replicas(
     return ok("memory of all replicas", found)
 
 
-def _shared_gpu(
-    pools: Sequence[PoolConfig], plan_by_pool: Mapping[str, PlannedModel], card: Card
-) -> Finding:
+def _shared_gpu(config: ClusterConfig, plans: Mapping[str, PlannedModel], card: Card) -> Finding:
     """Add up what may be on one GPU at worst: each replica plans as if it were alone."""
+    pools = [pool for pool in config.pools if pool.device == "cuda"]
     if not pools:
         return warning("the given GPU", "no pool runs on one", "set device: cuda and num_gpus: 1")
     shares = {pool.name: replica_bytes(card, pool.num_gpus, pool.memory_bytes) for pool in pools}
@@ -250,7 +246,7 @@ def _shared_gpu(
     parts = []
     for name, count in counts.items():
         words = f"{count} x {name}, up to {shares[name] / _GIB:.1f} GiB each"
-        if (plan := plan_by_pool.get(name)) is not None and plan.memory is not None:
+        if (plan := plans.get(name)) is not None and plan.memory is not None:
             words += f" ({plan.memory.peak_bytes / _GIB:.1f} planned)"
         parts.append(words)
     found = (
