@@ -62,7 +62,8 @@ def test_an_upscaler_has_a_row_and_its_part_of_the_memory(tiny_config: Path) -> 
         "discriminators": [{"name": "judge", "model": "shapes-discriminator"}],
     }
     config = load_config(yaml.safe_load(tiny_config.read_text()) | more)
-    found = {one.subject: one.found for one in check_service(config)}
+    found = {one.subject: one.found for one in check_service(config, Card(2**34, 2**34, (8, 9)))}
+    assert found["the given GPU"] == "no pool runs on one"
     assert found["upscaler big"].startswith(
         "2 x, up to 1.0 GiB each, for images of at most 4096 px"
     )
@@ -203,6 +204,8 @@ def test_missing_gpus_are_a_problem() -> None:
     pool = PoolConfig(name="a", model="b", device="cuda", num_gpus=1, replicas=99)
     (found,) = problems(check_gpus([pool]))
     assert "a want 99 GPU(s)" in found.found
+    (found,) = problems(check_gpus([pool.model_copy(update={"ranks": 8, "replicas": 2})]))
+    assert "a want 16 GPU(s)" in found.found
 
 
 @pytest.fixture(scope="module")
@@ -251,6 +254,22 @@ def test_what_flux_takes_of_a_named_gpu_is_known_without_it(
     if gib == 24:
         # what is offloaded is counted where it goes
         assert "flux 31." in by_subject["memory of all replicas"]["found"]
+
+
+def test_a_group_keeps_its_transformer_on_its_gpus(
+    tiny_config: Path, full_size: dict[str, Path]
+) -> None:
+    def found(gib: int) -> dict[str, Finding]:
+        pool = pool_on_gpu(full_size, "flux", ranks=8)
+        content = yaml.safe_load(tiny_config.read_text()) | {"pools": [pool]}
+        card = Card(gib * 2**30, gib * 2**30, (8, 9))
+        return {one.subject: one for one in check_service(load_config(content), card)}
+
+    refused, offloaded = found(24), found(32)
+    words = "ranks of a group keep the transformer on their devices: raise memory_gib"
+    assert words in refused["pool flux"].found
+    assert "the text encoders' weights are moved in and out" in offloaded["pool flux"].found
+    assert "flux 15.6" in offloaded["memory of all replicas"].found
 
 
 @pytest.mark.slow

@@ -89,7 +89,7 @@ def test_pools_that_cannot_be_served_are_left_out_before_anything_is_downloaded(
     checkpoint.write_bytes(b"")
     content["pools"] = [
         {"name": "lone", "model": str(checkpoint)},
-        {"name": "far", "model": "owner/name", "device": "cuda", "num_gpus": 1},
+        {"name": "far", "model": "owner/name", "device": "cuda", "num_gpus": 1, "ranks": 2},
     ]
     tiny_config.write_text(yaml.safe_dump(content))
     answer = subprocess.run(
@@ -105,7 +105,7 @@ def test_pools_that_cannot_be_served_are_left_out_before_anything_is_downloaded(
     assert "pool lone: not served" in answer.stderr
     assert "pool far: not served" in answer.stderr
     assert "is a single file; a folder in diffusers' layout is needed" in answer.stderr
-    assert "far: a replica needs 1 GPU(s)" in answer.stderr
+    assert "far: a replica needs 2 GPU(s)" in answer.stderr
     assert "finds 0 on this machine: set device: cpu" in answer.stderr
     assert "cannot be downloaded" not in answer.stderr
 

@@ -10,6 +10,13 @@ def test_a_replica_on_several_gpus_is_refused_with_what_to_do() -> None:
         load_config({"pools": [pool]})
 
 
+def test_a_group_may_hold_fewer_images_than_a_batch_that_it_does_not_make() -> None:
+    pool = {"name": "a", "model": "shapes-sd3", "max_in_flight": 4}
+    with pytest.raises(ConfigError, match="max_batch 8 is above max_in_flight 4"):
+        load_config({"pools": [pool]})
+    load_config({"pools": [pool | {"ranks": 4}]})
+
+
 @pytest.mark.parametrize(
     ("upscalers", "words"),
     [

@@ -134,6 +134,8 @@ def test_bound_products_and_prompts_outlive_the_ranks(group: Group) -> None:
     check()
     for victim in (0, 3):
         before = group.ranks.num_recoveries
+        # the first start is none
+        assert (group.ranks.recovery_s > 0) == (before > 0)
         os.kill(group.ranks.pids()[victim], signal.SIGKILL)
         until_s = time.monotonic() + 120
         while group.ranks.num_recoveries == before or not group.ranks.is_up:

@@ -203,13 +203,13 @@ def check_gpus(pools: Sequence[PoolConfig], card: Card | None = None) -> Iterato
             f"driver {driver}, but torch with CUDA {torch.version.cuda} cannot use it",
             "update the driver, or install a torch for an older CUDA",
         )
-    wanted = sum(pool.num_gpus * pool.replicas for pool in pools)
+    wanted = sum(pool.reserved_gpus * pool.replicas for pool in pools)
     if wanted > count and card is None:
         names = ", ".join(pool.name for pool in pools if pool.num_gpus)
         yield problem(
             "GPUs for the pools",
             f"{names} want {wanted:g} GPU(s), {count} can be used",
-            "lower replicas or num_gpus, or set device: cpu and num_gpus: 0",
+            "lower replicas, ranks or num_gpus, or set device: cpu and num_gpus: 0",
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import psutil
@@ -66,8 +66,8 @@ def check_service(config: ClusterConfig, card: Card | None = None) -> Iterator[F
     for control in config.controlnets:
         yield _check_controlnet(control, config)
     yield from map(_upscaler, config.upscalers)
-    if card is not None and (on_gpu := [pool for pool in config.pools if pool.device == "cuda"]):
-        yield _shared_gpu(on_gpu, {pool.name: plan for pool, plan in plans}, card)
+    if card is not None:
+        yield _shared_gpu(config, {pool.name: plan for pool, plan in plans}, card)
     if config.ray.address is None:
         yield _processors(config)
         yield _all_replicas(plans, config, is_running=bool(running))
@@ -180,7 +180,7 @@ def _processors(config: ClusterConfig) -> Finding:
             "reserves, not a limit), or raise ray.num_cpus",
         )
     if threads > cores:
-        return warning("processors", found, "lower num_threads or replicas: they slow each other")
+        return warning("processors", found, "lower num_threads, replicas or ranks: too many run")
     return ok("processors", found)
 
 
@@ -188,10 +188,10 @@ def _replica_bytes(pool: PoolConfig, plan: PlannedModel) -> float:
     """Return what a replica takes of the machine's memory in the end."""
     if plan.memory is None:
         return _WORKER_BYTES
+    num_workers = 1 + pool.ranks * pool.is_group
     if pool.device != "cpu":
-        return _WORKER_BYTES + plan.memory.host_bytes
-    each = _WORKER_BYTES + _KEPT_BYTES + plan.memory.peak_bytes
-    return each if not pool.is_group else _WORKER_BYTES + pool.ranks * each
+        return num_workers * _WORKER_BYTES + plan.memory.host_bytes
+    return num_workers * _WORKER_BYTES + pool.ranks * (_KEPT_BYTES + plan.memory.peak_bytes)
 
 
 def _weight_bytes(model: str, builtin: Path | None) -> float:
@@ -232,10 +232,11 @@ def _all_replicas(
     return ok("memory of all replicas", found)
 
 
-def _shared_gpu(
-    pools: Sequence[PoolConfig], plan_by_pool: Mapping[str, PlannedModel], card: Card
-) -> Finding:
+def _shared_gpu(config: ClusterConfig, plans: Mapping[str, PlannedModel], card: Card) -> Finding:
     """Add up what may be on one GPU at worst: each replica plans as if it were alone."""
+    pools = [pool for pool in config.pools if pool.device == "cuda"]
+    if not pools:
+        return warning("the given GPU", "no pool runs on one", "set device: cuda and num_gpus: 1")
     shares = {pool.name: replica_bytes(card, pool.num_gpus, pool.memory_bytes) for pool in pools}
     tenants = [
         GpuTenants(pool.name, pool.num_gpus, shares[pool.name], pool.replicas) for pool in pools
@@ -245,7 +246,7 @@ def _shared_gpu(
     parts = []
     for name, count in counts.items():
         words = f"{count} x {name}, up to {shares[name] / _GIB:.1f} GiB each"
-        if (plan := plan_by_pool.get(name)) is not None and plan.memory is not None:
+        if (plan := plans.get(name)) is not None and plan.memory is not None:
             words += f" ({plan.memory.peak_bytes / _GIB:.1f} planned)"
         parts.append(words)
     found = (

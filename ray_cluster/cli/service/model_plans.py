@@ -66,11 +66,11 @@ def check_gpus(pool: PoolConfig) -> None:
 
     # no CUDA context is made for it
     count = torch.cuda.device_count()
-    if pool.num_gpus > count:
+    if pool.reserved_gpus > count:
         raise ConfigError(
-            f"a replica needs {pool.num_gpus:g} GPU(s), and torch {torch.__version__} finds "
-            f"{count} on this machine: set device: cpu and num_gpus: 0, or serve it where there is "
-            "one; 'doctor' says why a GPU is not found"
+            f"a replica needs {pool.reserved_gpus:g} GPU(s), and torch {torch.__version__} finds "
+            f"{count} on this machine: set device: cpu and num_gpus: 0, or serve it where there "
+            "are enough; 'doctor' says why a GPU is not found"
         )
 
 

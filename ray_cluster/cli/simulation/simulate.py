@@ -35,9 +35,8 @@ def simulate(
 ) -> None:
     """Compare policies on a virtual clock.
 
-    Uses the service's own dispatcher, admission, routing and control loop; groups of GPUs are not
-    part of the service yet. Devices are as fast as a latency profile says. Every figure is
-    simulated, and marked so.
+    Uses the service's own dispatcher, admission, routing, groups and control loop. Devices are as
+    fast as a latency profile says. Every figure is simulated, and marked so.
 
     [bold]Examples[/bold]
 

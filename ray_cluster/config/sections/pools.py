@@ -325,7 +325,7 @@ class PoolConfig(Hardware, WorkerConfig):
     def _check_bounds(self) -> Self:
         if self.min_px is not None and self.max_px is not None and self.min_px > self.max_px:
             raise ValueError(f"min_px {self.min_px} is above max_px {self.max_px}")
-        if self.max_batch > self.max_in_flight:
+        if self.step_batch > self.max_in_flight:
             raise ValueError(
                 f"max_batch {self.max_batch} is above max_in_flight {self.max_in_flight}; "
                 "raise max_in_flight or lower max_batch"

@@ -169,6 +169,12 @@ def plan_model(pool: PoolConfig, model: InspectedModel, card: Card | None = None
     plan = plan_model_memory(model.folder, pool, sizes, number_type(pool, card), card)
     if plan.verdict == "refused":
         raise MemoryRefused(f"pool {pool.name}: {plan.explanation}")
+    if pool.is_group and plan.offloaded == "all":
+        raise MemoryRefused(
+            f"pool {pool.name}: an image fits only with all weights offloaded, and ranks of a "
+            "group keep the transformer on their devices: raise memory_gib, lower max_px, or set "
+            f"ranks: 1 ({plan.explanation})"
+        )
     logger.info("pool %s: memory %s", pool.name, plan.explanation)
     return plan
 

@@ -60,5 +60,5 @@ class GroupMetrics:
         self._rise(self._switches, tally.num_switches)
         self._rise(self._lost, tally.num_lost)
         self._rise(self._recoveries, num_recoveries)
-        self._recovery_s.labels(self._model).set(recovery_s if num_recoveries else 0)
+        self._recovery_s.labels(self._model).set(recovery_s)
         return take(self._registry)

@@ -352,7 +352,8 @@ class GroupRanks:
             with self._changed:
                 is_there = self._wait_there(world)
                 if is_there:
-                    failures, self.recovery_s = 0, self._clock() - began_s
+                    took_s = self._clock() - began_s
+                    failures, self.recovery_s = 0, took_s if self.num_recoveries else 0.0
                     self._open(world)
             if is_there:
                 self._on_news()
