@@ -191,7 +191,8 @@ def _watch(service: RayService) -> None:
             # what the file names, but nobody has deployed yet
             is_new = row.name not in known and row.state == "starting"
             if not is_new and known.get(row.name, "running") != row.state:
-                text = f"{row.name} is {row.state}: {row.message}".strip(": ")
+                verb = "has" if row.state == "failed" else "is"
+                text = f"{row.name} {verb} {row.state}: {row.message}".strip(": ")
                 if row.state == "failed":
                     warn(text)
                 else:
