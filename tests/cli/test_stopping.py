@@ -158,7 +158,7 @@ def test_what_fails_or_recovers_is_said_and_a_new_pool_is_not(
     with pytest.raises(KeyboardInterrupt):
         service_run._watch(Watched())
     said = capsys.readouterr().err.splitlines()
-    assert said == ["warning: a is failed", "a is running", "zz is starting"]
+    assert said == ["warning: a has failed", "a is running", "zz is starting"]
 
 
 def test_a_pool_that_fails_on_its_node_is_left_out_and_the_others_are_waited_for(
