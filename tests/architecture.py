@@ -22,7 +22,7 @@ BUDGET: dict[str, int] = {
     "api": 8_660,
     "benchmarks": 18_700,
     "cell": 1_120,
-    "cli": 8_630,
+    "cli": 8_650,
     "codec": 400,
     "compat": 100,
     "config": 3_010,

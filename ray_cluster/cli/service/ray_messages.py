@@ -6,7 +6,9 @@ import io
 import os
 import re
 import threading
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import TracebackType
 
 import psutil
@@ -25,6 +27,8 @@ _PARTS = {
 # from which a start is worth a word, and between two looks at it
 _SLOW_S = 4.0
 _LOOK_S = 1.0
+# since the program began: then a busy machine is told of as such, instead of minutes later by Ray
+_GIVE_UP_S = 165.0
 # above it a process waits longer for a CPU than Ray waits for the process
 BUSY_LOAD = 4.0
 _ANY_ERROR = re.compile(r"^[\w.]*(?:Error|Exception|Interrupt|Exit)\b.*$", re.MULTILINE)
@@ -69,6 +73,8 @@ def short_reason(message: str) -> str:
 class StartWatch:
     """While it is entered, says what a start of Ray waits for, once that takes long.
 
+    A start that takes minutes because the machine is busy is ended: what waits is killed.
+
     Args:
         say: gets the words, in a thread of the watch's own.
     """
@@ -100,10 +106,25 @@ class StartWatch:
             words = f"starting, waiting for {waited[-1] if waited else 'its first process'}"
             self._say(", ".join([words, *filter(None, [busy_words()])]))
             wait_s = _LOOK_S
+            if busy_words() and seconds_since_start() > _GIVE_UP_S:
+                self._end_what_waits()
+
+    def _end_what_waits(self) -> None:
+        # whoever asks the store would wait a minute for a dead one
+        store = next(iter(_PARTS))
+        for one in self.started():
+            if store not in _command_line(one):
+                with suppress(psutil.NoSuchProcess):
+                    one.kill()
 
     def started(self) -> list[psutil.Process]:
         """Return the processes below this one that were not there before."""
         return [one for one in _children() if one not in self._known]
+
+
+def seconds_since_start() -> float:
+    """Return how long this process has run."""
+    return time.time() - psutil.Process().create_time()
 
 
 def _children() -> list[psutil.Process]:

@@ -21,6 +21,7 @@ from ray_cluster.cli.service.ports import port_problem, ray_listeners
 from ray_cluster.cli.service.ray_messages import (
     StartWatch,
     own_error,
+    seconds_since_start,
     short_reason,
     start_failure,
 )
@@ -98,8 +99,7 @@ class RayService:
         try:
             self._connect(show)
         except ServiceFailed as failed:
-            elapsed_s = time.time() - psutil.Process().create_time()
-            if self._port_problem() is not None or elapsed_s > _TRY_AGAIN_S:
+            if self._port_problem() is not None or seconds_since_start() > _TRY_AGAIN_S:
                 raise
             show("Ray", f"starting again: {failed}")
             self._connect(show)
