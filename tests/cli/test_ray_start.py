@@ -58,7 +58,7 @@ def test_doctor_checks_the_ports_of_the_command(
         result = cli("doctor", tiny_config, option, taken_port)
         assert f"port {taken_port}" in result.output
         assert "is taken by" in result.output
-        assert result.exit_code == 1, lines
+        assert result.exit_code == 1
 
 
 SCRIPT = """
