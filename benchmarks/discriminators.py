@@ -27,8 +27,8 @@ from ray_cluster.quality.cascade_fit import (
     calibration_error,
     quality_at,
 )
-from ray_cluster.training.discriminators.figures import RATES, Trial, make_trial
-from ray_cluster.training.figures.suite import SUITE_SEED
+from ray_cluster.quality.suite import SUITE_SEED
+from recipes.discriminators.figures import RATES, Trial, make_trial
 
 Floats = npt.NDArray[np.float64]
 

@@ -50,8 +50,8 @@ from ray_cluster.engine.step.mixed_step import advance, call_of
 from ray_cluster.engine.step.reuse_steps import Turn
 from ray_cluster.engine.step.step_call import Held, SamplerInputs
 from ray_cluster.policies.steps.reuse import ActivePatches
+from ray_cluster.quality.captions import write_caption
 from ray_cluster.quality.classifier import load_classifier
-from ray_cluster.training.captions import write_caption
 
 Save = Callable[[dict[str, Any]], None]
 NUM_STEPS, FEWER, REUSING_STEPS = 20, (3, 4, 6, 8), (8, 5)

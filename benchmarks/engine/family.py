@@ -13,8 +13,8 @@ from benchmarks.stats import paired_ratio, summarise
 from benchmarks.stopwatch import in_turns
 from benchmarks.verdicts import at_most
 from ray_cluster.models.builtin import weights_folder
-from ray_cluster.training.figures.evaluate import load_pipeline, options_for
-from ray_cluster.training.figures.suite import suite_prompts
+from ray_cluster.quality.suite import suite_prompts
+from recipes.figures.evaluate import load_pipeline, options_for
 
 HEAVY, LIGHT = "shapes-sd", "shapes-sd-light"
 _PX = 64

@@ -16,7 +16,7 @@ import torch
 import transformers
 
 from benchmarks.gpu.families import Family
-from ray_cluster.training.networks.tokenizer import build_tokenizer
+from recipes.networks.tokenizer import build_tokenizer
 
 _PROMPT_TOKENS = 77
 _ITEM_BYTES = 2

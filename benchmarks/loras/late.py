@@ -23,8 +23,8 @@ from ray_cluster.engine.step.step_call import LateLoras
 from ray_cluster.policies.fidelity import LEAST_SSIM, Fidelity
 from ray_cluster.quality.calibration import as_pictures
 from ray_cluster.quality.distances import similarity
+from ray_cluster.quality.suite import suite_prompts
 from ray_cluster.requests import AddOns, ImageRequest
-from ray_cluster.training.figures.suite import suite_prompts
 
 _GUIDANCE = 2.0
 # by docs/loras.md

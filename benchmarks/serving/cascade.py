@@ -35,8 +35,8 @@ from benchmarks.settings import Report, Settings
 from benchmarks.stats import summarise
 from benchmarks.verdicts import at_most
 from ray_cluster.quality.classifier import AttributeClassifier, load_classifier, read_pictures
-from ray_cluster.training.figures.scoring import Drawn, Share
-from ray_cluster.training.figures.suite import SuitePrompt, suite_prompts
+from ray_cluster.quality.suite import SuitePrompt, suite_prompts
+from recipes.figures.scoring import Drawn, Share
 
 CASCADE, UNADJUSTED = "shapes-auto", "shapes-late"
 # fields of a call by the way that its image is made

@@ -43,7 +43,7 @@ from benchmarks.serving.controller_trace import (
 from benchmarks.settings import Report, Settings
 from benchmarks.stats import summarise
 from benchmarks.verdicts import Aim, at_most
-from ray_cluster.training.figures.scoring import Share
+from recipes.figures.scoring import Share
 
 MOST_VIOLATIONS = 3.0
 # a policy with more is no rival: who drops calls has time for good images

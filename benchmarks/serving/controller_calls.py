@@ -22,8 +22,8 @@ from benchmarks.serving.controller_audit import Pixels
 from benchmarks.serving.controller_service import CASCADE, Service
 from benchmarks.serving.controller_trace import Answer, Fate, Stage, Trace
 from ray_cluster.quality.classifier import load_classifier, read_pictures
-from ray_cluster.training.figures.scoring import Drawn
-from ray_cluster.training.figures.suite import SuitePrompt, suite_prompts
+from ray_cluster.quality.suite import SuitePrompt, suite_prompts
+from recipes.figures.scoring import Drawn
 
 _CLIENTS = 8
 _CLASSIFIED = 64

@@ -52,8 +52,8 @@ from benchmarks.serving.controller_watch import (
 )
 from benchmarks.serving.processes import CpuMeter
 from ray_cluster.control.cell_fleet import HUNDRED, share_of
-from ray_cluster.training.figures.scoring import Share
-from ray_cluster.training.figures.suite import SuitePrompt
+from ray_cluster.quality.suite import SuitePrompt
+from recipes.figures.scoring import Share
 
 OURS, STATIC = "ours", "static"
 PERIOD_S = 2.0

@@ -29,7 +29,7 @@ from benchmarks.serving.controller_service import HEAVY
 from benchmarks.serving.controller_trace import Answer, delivered, gap, over_time, violations
 from benchmarks.settings import Report, Settings
 from benchmarks.verdicts import Aim, at_most
-from ray_cluster.training.figures.scoring import Share
+from recipes.figures.scoring import Share
 
 _SHOWN = ("of calls right in time, %", "heavy, %")
 ORDER = (OURS, STATIC, STATIC, OURS)

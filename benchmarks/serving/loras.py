@@ -31,7 +31,7 @@ from benchmarks.serving.service_process import running
 from benchmarks.settings import Report, Settings
 from benchmarks.stats import summarise
 from ray_cluster.models.builtin import weights_folder
-from ray_cluster.training.figures.suite import suite_prompts
+from ray_cluster.quality.suite import suite_prompts
 
 _BASE, _LIKE = "shapes-sd", "outline"
 _FIRST_PORT = 18_600

@@ -5,6 +5,7 @@ Cheap: no weight is read, and neither torch nor diffusers is imported.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
@@ -25,6 +26,7 @@ _VARIANTS = ("fp16", "bf16", "fp32")
 _LIBRARIES = ("diffusers", "transformers")
 _LENGTH_BYTES = 8
 _SHOWN = 5
+_HASHED = (".json", ".safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,3 +278,12 @@ class _Entry:
         if not 0 <= start <= end or min(shape, default=0) < 0:
             raise ValueError(f"{entry}")
         return cls(shape, end)
+
+
+def folder_hashes(folder: Path) -> dict[str, str]:
+    """SHA-256 of every configuration and weight file, by path within the folder."""
+    files = sorted(path for path in folder.rglob("*") if path.suffix in _HASHED)
+    return {
+        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }

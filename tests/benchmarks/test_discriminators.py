@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from benchmarks.discriminators import IMAGE_ONLY, LENGTH, OURS, RANDOM, study
-from ray_cluster.training.discriminators.figures import Trial
-from ray_cluster.training.figures.suite import suite_prompts
+from ray_cluster.quality.suite import suite_prompts
+from recipes.discriminators.figures import Trial
 
 
 def test_one_that_knows_is_above_chance_and_prompt_length_and_is_counted_right() -> None:

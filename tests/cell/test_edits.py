@@ -23,6 +23,7 @@ import pytest
 import torch
 
 from ray_cluster.models.picture_reader import ANCHOR_OFFSET
+from ray_cluster.quality.captions import write_caption
 from ray_cluster.quality.classifier import load_classifier, read_pictures
 from ray_cluster.quality.scenes import (
     COLOURS,
@@ -32,8 +33,7 @@ from ray_cluster.quality.scenes import (
     SceneObject,
     sample_single,
 )
-from ray_cluster.training.captions import write_caption
-from ray_cluster.training.figures.scoring import Drawn
+from recipes.figures.scoring import Drawn
 from tests.cell.local_service import LocalService
 from tests.e2e import drawn_edits
 from tests.e2e.drawn_edits import Outcome

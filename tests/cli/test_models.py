@@ -1,20 +1,14 @@
-"""``models``: listing, and that training and evaluation get what the options say."""
+"""``models list``: what is built in, and what a service has."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from ray_cluster.cli.models.model_list import card_lines
 from ray_cluster.models.builtin import builtin_folder
-from ray_cluster.training import export, stages
-from ray_cluster.training.runs import TrainingRun, open_run
-from ray_cluster.training.stages import Stage
 from tests.cli.conftest import Cli
 
 
@@ -61,106 +55,7 @@ def test_the_card_tells_licence_and_first_sentence(tmp_path: Path) -> None:
     assert card_lines(tmp_path) == ("-", "-")
 
 
-class Training:
-    """Stands in for the training and the export, and notes what they were asked for."""
-
-    def __init__(self, *, is_finished: bool = True) -> None:
-        self.is_finished = is_finished
-        self.asked: dict[str, Any] = {}
-
-    def train(self, run: TrainingRun, chosen: Sequence[Stage], minutes: float | None) -> bool:
-        self.asked = {"run": run, "stages": [stage.name for stage in chosen], "minutes": minutes}
-        return self.is_finished
-
-    def export(self, model: str, run: TrainingRun, target: Path) -> Path:
-        self.asked["exported"] = (model, target)
-        return target
-
-
-@pytest.fixture
-def training(monkeypatch: pytest.MonkeyPatch) -> Training:
-    fake = Training()
-    monkeypatch.setattr(stages, "train", fake.train)
-    monkeypatch.setattr(export, "export", fake.export)
-    return fake
-
-
-def test_training_gets_its_options(cli: Cli, training: Training, tmp_path: Path) -> None:
-    result = cli(
-        *("models", "train", "shapes-sd", "--out", tmp_path / "run", "--minutes", 2, "--seed", 9),
-        *("--stage", "denoiser", "--stage", "text", "--export", tmp_path / "model"),
-    )
-    assert result.exit_code == 0, result.output
-    assert training.asked["run"].folder.path == tmp_path / "run"
-    assert training.asked["run"].base is None
-    assert training.asked["minutes"] == 2
-    assert training.asked["run"].recipe.seed == 9
-    # in the order in which they build on each other
-    assert training.asked["stages"] == ["text", "denoiser"]
-    assert training.asked["exported"] == ("shapes-sd", tmp_path / "model")
-
-
-def test_other_models_build_on_the_first(cli: Cli, training: Training, tmp_path: Path) -> None:
-    result = cli("models", "train", "outline", "--out", tmp_path / "run")
-    assert result.exit_code == 0, result.output
-    assert training.asked["stages"] == ["outline"]
-    assert training.asked["run"].base == builtin_folder("shapes-sd")
-
-
-def test_an_interrupted_training_says_how_to_go_on(
-    cli: Cli, training: Training, tmp_path: Path
-) -> None:
-    training.is_finished = False
-    result = cli("models", "train", "shapes-sd", "--out", tmp_path, "--export", tmp_path / "m")
-    assert result.exit_code == 0
-    assert "the same command goes on" in result.output
-    assert "exported" not in training.asked
-
-
-def test_a_run_can_be_made_to_wait(cli: Cli, tmp_path: Path) -> None:
-    open_run(tmp_path)
-    arguments = ("models", "train", "shapes-sd", "--out", tmp_path)
-    assert cli(*arguments, "--pause").exit_code == 0
-    assert (tmp_path / "PAUSE").exists()
-    assert cli(*arguments, "--resume-run").exit_code == 0
-    assert not (tmp_path / "PAUSE").exists()
-
-
-def test_a_folder_that_is_no_run_stays_as_it_was(cli: Cli, tmp_path: Path) -> None:
-    for arguments in (("publish", "outline", "--run"), ("train", "outline", "--pause", "--out")):
-        result = cli("models", *arguments, tmp_path)
-        assert (result.exit_code, result.stderr.count("there is no run in")) == (1, 1)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
-        (["train", "sdxl"], "'sdxl' cannot be trained here"),
-        (["train", "shapes-sd", "--stage", "vae"], "there is no stage vae; the stages are"),
-        (["train", "shapes-sd", "--device", "abacus"], "--device abacus: "),
-        (["train", "shapes-sd", "--pause", "--resume-run"], "contradict each other"),
-        (["train", "shapes-sd", "--pause", "--out", "nosuch"], "there is no run in nosuch"),
-        (["publish", "sdxl"], "'sdxl' cannot be trained here"),
-        (["publish", "shapes-sd", "--run", "nosuch"], "there is no run in nosuch"),
-        (["evaluate", "nosuch"], "'nosuch' is neither built in"),
-        (["list", "--api-key", "k"], "changes nothing without --url"),
-    ],
-)
-def test_a_wrong_option_is_one_sentence(cli: Cli, arguments: list[str], sentence: str) -> None:
-    result = cli("models", *arguments)
+def test_a_key_without_a_service_is_refused(cli: Cli) -> None:
+    result = cli("models", "list", "--api-key", "k")
     assert result.exit_code == 1
-    assert result.stderr.startswith("error: ")
-    assert sentence in result.stderr
-
-
-def test_evaluation_measures_and_writes(cli: Cli, tmp_path: Path) -> None:
-    result = cli(
-        *("models", "evaluate", "shapes-sd", "--prompts", 2, "--repeats", 1),
-        *("--other-prompts", 2, "--bare-prompts", 2),
-        *("--steps", 2, "--seed", 3, "--guidance", 1.0, "--out", tmp_path),
-    )
-    assert result.exit_code == 0, result.output
-    options = json.loads((tmp_path / "evaluation.json").read_text())["options"]
-    assert (options["prompts"], options["seed"], options["steps"]) == (2, 3, 2)
-    assert (tmp_path / "contact-sheet.png").exists()
+    assert "changes nothing without --url" in result.stderr

@@ -13,7 +13,7 @@ from ray_cluster.cli.output import needs_extra
 from tests.cli.conftest import Cli
 
 COMMANDS = [(), ("serve",), ("generate",), ("jobs",), ("models",), ("doctor",)]
-COMMANDS += [("models", name) for name in ("list", "train", "publish", "evaluate")]
+COMMANDS += [("models", name) for name in ("list", "fetch", "calibrate")]
 COMMANDS += [("settings", name) for name in ("show", "apply")]
 COMMANDS += [("jobs", name) for name in ("list", "show", "watch", "cancel", "fetch")]
 

@@ -16,8 +16,8 @@ from PIL import Image
 
 from ray_cluster.models.builtin import weights_folder
 from ray_cluster.quality.render import paint
-from ray_cluster.training.figures.suite import bare, place_hinted, suite_prompts
-from ray_cluster.training.networks.controlnet import hint_pictures
+from ray_cluster.quality.suite import bare, place_hinted, suite_prompts
+from recipes.networks.controlnet import hint_pictures
 from tests.e2e.edit_templates import png
 
 NETS: Mapping[str, str] = {"edges": "shapes-sd-edges", "layout": "shapes-sd-layout"}

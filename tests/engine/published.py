@@ -24,7 +24,7 @@ from diffusers import (
 )
 from transformers import CLIPTextModel, CLIPTextModelWithProjection
 
-from ray_cluster.training.networks.tokenizer import build_tokenizer
+from recipes.networks.tokenizer import build_tokenizer
 from tests.engine.random_dits import save_flux, save_sd3
 from tests.engine.random_models import save_sd_pipeline, text_config
 

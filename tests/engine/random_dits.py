@@ -21,7 +21,7 @@ from transformers import (
     T5EncoderModel,
 )
 
-from ray_cluster.training.networks.tokenizer import build_tokenizer
+from recipes.networks.tokenizer import build_tokenizer
 from tests.engine.random_models import text_config
 
 _CHANNELS = 8

@@ -18,7 +18,7 @@ from diffusers import (
 )
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-from ray_cluster.training.networks.tokenizer import build_tokenizer
+from recipes.networks.tokenizer import build_tokenizer
 
 _SCHEDULE = {"beta_schedule": "scaled_linear", "beta_start": 0.00085, "beta_end": 0.012}
 

@@ -15,9 +15,9 @@ from transformers import (
 
 from ray_cluster.imaging.small_images import small_image
 from ray_cluster.quality.render import render
+from ray_cluster.quality.suite import suite_prompts
 from ray_cluster.requests import SmallImage
-from ray_cluster.training.figures.suite import suite_prompts
-from ray_cluster.training.networks.tokenizer import build_tokenizer
+from recipes.networks.tokenizer import build_tokenizer
 from tests.engine.random_models import text_config
 
 VISION = {

@@ -14,7 +14,7 @@ from transformers import CLIPTokenizer, T5Tokenizer
 
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.models.prompt_tokens import PromptCounter, digest_of, packed
-from ray_cluster.training.networks.tokenizer import build_tokenizer
+from recipes.networks.tokenizer import build_tokenizer
 from tests.engine.conftest import Zoo
 from tests.fakes import image_request
 

@@ -16,8 +16,8 @@ from ray_cluster.imaging.small_images import pixels_of
 from ray_cluster.models.builtin import BUILTIN_DISCRIMINATORS
 from ray_cluster.models.cascade_curves import Calibration, save_calibration
 from ray_cluster.models.local import scorer_digest
-from ray_cluster.training.figures.suite import suite_prompts
-from ray_cluster.training.networks.tokenizer import build_tokenizer, tokenise
+from ray_cluster.quality.suite import suite_prompts
+from recipes.networks.tokenizer import build_tokenizer, tokenise
 from tests.engine.scorers import KINDS, rendered_images, save_scorer
 
 CPU = torch.device("cpu")

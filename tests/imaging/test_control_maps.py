@@ -22,7 +22,7 @@ from ray_cluster.policies.edits import Box
 from ray_cluster.quality.render import render
 from ray_cluster.quality.scenes import sample_training_scene
 from ray_cluster.requests import BlobRef, Edit
-from ray_cluster.training.networks.controlnet import edge_map
+from recipes.networks.controlnet import edge_map
 from tests.imaging.hostile import bombs
 from tests.imaging.pictures import file_of, gradient
 

@@ -32,7 +32,7 @@ from benchmarks.serving.compare.settings import GUIDANCE, SAMPLER, Settings, qui
 from benchmarks.serving.compare.summary import Summary
 from benchmarks.serving.compare.traces import Trace, draw_traces
 from benchmarks.serving.contenders import CONTENDERS, OwnContender
-from ray_cluster.training.figures.suite import suite_prompts
+from ray_cluster.quality.suite import suite_prompts
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 _NUM_PROMPTS = 64

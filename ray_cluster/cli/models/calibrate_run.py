@@ -37,12 +37,12 @@ from ray_cluster.engine.models.loading import LoadedModel, load_model
 from ray_cluster.engine.stages.warmup import device_name, prepare_threads
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import BUILTIN_MODELS
+from ray_cluster.models.weight_files import folder_hashes
 from ray_cluster.policies.fidelity import ReusedSteps, Terms
 from ray_cluster.quality.calibration import Made, Plan, Run, SizePx, Study
 from ray_cluster.quality.calibration_report import write_report
+from ray_cluster.quality.suite import suite_prompts
 from ray_cluster.requests import ImageRequest, ModelProfile, SamplerName
-from ray_cluster.training.figures.card import folder_hashes
-from ray_cluster.training.figures.suite import suite_prompts
 
 _SIZE = re.compile(r"(\d{1,5})x(\d{1,5})")
 _BATCH = 8

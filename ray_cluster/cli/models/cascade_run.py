@@ -48,9 +48,8 @@ from ray_cluster.quality.cascade_fit import (
     fit_logistic,
     quality_curve,
 )
+from ray_cluster.quality.suite import CALIBRATION_SEED, suite_prompts
 from ray_cluster.requests import ImageRequest, ModelProfile
-from ray_cluster.training.discriminators.recipe import DiscriminatorRecipe
-from ray_cluster.training.figures.suite import suite_prompts
 
 Images = npt.NDArray[np.uint8]
 Stage = Literal["light", "heavy"]
@@ -289,7 +288,7 @@ def _prompts(options: CascadeOptions, light: PoolConfig) -> tuple[str, ...]:
     if light.model not in BUILTIN_MODELS:
         return USUAL_PROMPTS
     # not those of the suite, by which discriminators are measured
-    seed, count = DiscriminatorRecipe().calibration_seed, -(-options.num_images // 2)
+    seed, count = CALIBRATION_SEED, -(-options.num_images // 2)
     kinds = (suite_prompts(kind, count, seed=seed) for kind in ("easy", "hard"))
     return tuple(prompt.caption for prompt in chain.from_iterable(zip(*kinds, strict=True)))
 
