@@ -105,7 +105,10 @@ def test_grey_has_a_profile_of_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    "profile", [SRGB, b"no profile", wide()[:200], bytes(128) + wide()[128:], grey()]
+    "profile",
+    [SRGB, b"no profile", wide()[:200], bytes(128) + wide()[128:], grey()],
+    # not their bytes, which have the second in which each worker made them
+    ids=["sRGB", "none", "cut", "no head", "grey"],
 )
 def test_what_is_srgb_or_no_profile_of_its_kind_changes_no_bit(profile: bytes) -> None:
     found = decoded(file_of(gradient(), icc_profile=profile), "image")
