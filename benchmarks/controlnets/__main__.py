@@ -10,7 +10,7 @@ from typing import Any
 # before torch is imported: one thread is compared with one thread
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
-from benchmarks.controlnets import images, sharing, steps
+from benchmarks.controlnets import images, steps
 from benchmarks.controlnets.settings import ControlSettings, quick_control_settings
 from benchmarks.plots import save_figure, with_pyplot
 from benchmarks.sections import run_sections
@@ -18,7 +18,6 @@ from benchmarks.sections import run_sections
 # about how many seconds each takes
 _SECTIONS = {
     "steps": (steps.measure, 30.0),
-    "sharing": (sharing.measure, 60.0),
     "images": (images.measure, 400.0),
 }
 

@@ -10,7 +10,7 @@ from typing import Any
 # before torch is imported: one thread is compared with one thread
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1", HF_HUB_OFFLINE="1")
 
-from benchmarks.loras import images, late, loading, merging, steps
+from benchmarks.loras import images, loading, steps
 from benchmarks.loras.settings import LoraSettings, quick_lora_settings
 from benchmarks.plots import save_figure, with_pyplot
 from benchmarks.sections import run_sections
@@ -20,8 +20,6 @@ _SECTIONS = {
     "steps": (steps.measure, 60.0),
     "images": (images.measure, 120.0),
     "loading": (loading.measure, 40.0),
-    "late": (late.measure, 60.0),
-    "merging": (merging.measure, 200.0),
 }
 
 

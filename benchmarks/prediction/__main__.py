@@ -12,7 +12,6 @@ from typing import Any
 
 from benchmarks.machine import describe_run, load_now
 from benchmarks.prediction import live
-from benchmarks.prediction.simulated import MIXES, POOLS, simulate
 from benchmarks.prediction.study import FALSE_AIM, LOADS, MEDIAN_AIM, P95_AIM, Mix
 from benchmarks.progress import comma_list, wide_console
 from benchmarks.report import as_json, print_sections
@@ -32,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     path = options.out or RESULTS / f"{started:%Y-%m-%d_%H%M%S}-prediction.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     result = describe_run("ray-cluster prediction 2", quick=options.quick, started=started)
-    parts = {"simulated": _simulated, "live": _live}
+    parts = {"live": _live}
     sections = {}
     for name in options.only:
         rows: list[Row] = []
@@ -51,14 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _simulated(*, quick: bool) -> Iterator[Row]:
-    for pool in POOLS:
-        for mix in MIXES[pool.name]:
-            for load in LOADS:
-                found = simulate(pool, mix, load, 60 if quick else 400, _SEED)
-                yield {"pool": pool.name, "steps": mix.name, "load": load, **found}
-
-
 def _live(*, quick: bool) -> Iterator[Row]:
     pool = live.pool_of(_SIDES, _MAX_BATCH)
     speed = live.measure_speed(pool, _SIDES)
@@ -73,7 +64,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, prog="python -m benchmarks.prediction")
     parser.add_argument("--out", type=Path, help="JSON file of the results")
     parser.add_argument("--quick", action="store_true", help="shows only that it works")
-    names = ("simulated", "live")
+    names = ("live",)
     parser.add_argument("--only", type=comma_list(names), default=names, metavar="LIST")
     return parser.parse_args(arguments)
 

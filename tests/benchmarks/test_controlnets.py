@@ -54,4 +54,3 @@ def test_a_quick_run_has_no_problem_and_all_rows(tmp_path: Path) -> None:
         "shared memory",
         "tcp",
     }
-    assert len(sections["sharing"]["tables"]["steps of rows without ControlNets"]) == 4
