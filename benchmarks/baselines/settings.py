@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from benchmarks.settings import MODEL
+from benchmarks.harness import MODEL
 from ray_cluster.config.section import Section
 from ray_cluster.config.sections.cell_wide import RayConfig
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from benchmarks.settings import MODEL
+from benchmarks.harness import MODEL
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.policies.types import StepCost
