@@ -4,40 +4,23 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
+from benchmarks.figures import percentile
 from benchmarks.harness import Cost, Study
-from benchmarks.policies.control_rounds import measure_controller
-from benchmarks.policies.problems import LARGEST, LOST_SHARE, ClusterSize, draw_problem
-from benchmarks.policies.samples import Samples
+from benchmarks.policies.problems import LARGEST, ClusterSize, draw_problem
 from ray_cluster.cell.front import core_of
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.config.sections.pools import PoolConfig
-from ray_cluster.models.cascade_curves import load_curves
 from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.policies.allocation.allocation import allocate
-from ray_cluster.policies.allocation.problem import AllocationProblem, Service
-from ray_cluster.policies.planning.cluster_state import (
-    ClusterState,
-    DeviceState,
-    ModelState,
-    PoolState,
-    ServiceState,
-)
-from ray_cluster.policies.planning.fleet import (
-    CascadeSpec,
-    DeviceSpec,
-    Fleet,
-    PoolSpec,
-    ServiceSpec,
-)
-from ray_cluster.policies.planning.planner import AllocationPlanner
 from ray_cluster.policies.sequence_parallel.types import DegreeMenu, GroupRequest, GroupView
 from ray_cluster.policies.types import StepCost, WhenLate
 from ray_cluster.protocol.leases import Finished, Lease, Poll, Registration
@@ -45,16 +28,16 @@ from ray_cluster.requests import ImageRequest, ImageResult, Timing
 from ray_cluster.simulator.arrivals import constant_rate
 from ray_cluster.simulator.cell.cell import CellSpec, SimulatedCell, profile_of
 from ray_cluster.simulator.cell.cell import PoolSpec as SimulatedPool
-from ray_cluster.simulator.groups.experiment import SpCondition, SpExperiment, run_tasks
 from ray_cluster.simulator.groups.policies import planner_of
 from ray_cluster.simulator.groups.workload import FLUX_CLASSES, menus_of
 from ray_cluster.simulator.noise import Hardware
 from ray_cluster.simulator.workload import Kind, Mix, draw_workload
 
+T = TypeVar("T")
 # what a decision should take at most: of 1,024 replicas, 64 requests on a group, 1,024 GPUs
 DISPATCH_MS, ROUND_MS, ALLOCATION_MS = 2.0, 1.0, 50.0
 # seconds of an hour of 1,024 GPUs
-CELL_S, GROUPS_S = 60.0, 600.0
+HOUR_S = 60.0
 GROUP_GPUS = 8
 # one-GPU replicas, and requests that wait
 CELLS = ((1, 10), (8, 100), (64, 1000), (256, 4000), (1024, 10_000))
@@ -67,27 +50,59 @@ CLUSTERS = (
 _MODEL = "model"
 _IN_FLIGHT, _BATCH = 4, 2
 _COST = StepCost(0.04, 0.017)
-_CURVES = load_curves("diffserve-1")
-# seconds for which a plan is made, and between two of them
-_WINDOW_S, _PERIOD_S = 120.0, 10.0
-# confidences of a cascade that come in between two rounds, at most
-_NUM_CONFIDENCES = 600
 OURS = ("rounds/most", "rounds/large")
 POLICIES = (*OURS, "widest", "knapsack/5/grid", "static/8-8-8-8/edf")
 _NUM_STEPS, _SEED = 50, 5
 # a request takes 3 s of a replica alone, so that they are busy for a quarter of the time
 _RATE_PER_S = 84.0 / 1024
 _SIDES_PX, _SLO_S, _POLL_S = (512, 768, 1024), 15.0, 30.0
-_GROUP_RATE_PER_MIN, _GROUP_SCALE = 5000.0 / 128, 1.3
 
 
 def measure(study: Study) -> None:
-    """Time decisions of dispatchers, groups, planners and controllers, and simulated hours."""
+    """Time decisions of dispatchers, groups and allocations, and simulated hours."""
     study.found["what"] = "one thread; hours are simulated, and so is who was in time in them"
     with _silence():
-        for first, part in enumerate((_dispatch, _rounds, _allocation, measure_controller, _hours)):
-            with study.part(first / 5, (first + 1) / 5):
+        for number, part in enumerate((_dispatch, _rounds, _allocation, _hours)):
+            with study.part(number / 4, (number + 1) / 4):
                 part(study)
+
+
+class Samples:
+    """CPU seconds of the thread by kind of decision."""
+
+    def __init__(self) -> None:
+        self.seconds: defaultdict[str, list[float]] = defaultdict(list)
+
+    def timed(self, decision: str, call: Callable[[], T]) -> T:
+        """Make a decision, and note what it took."""
+        start = Cost.now()
+        result = call()
+        self.seconds[decision].append(Cost.now().since(start).cpu_s)
+        return result
+
+    def add(
+        self,
+        study: Study,
+        decision: str,
+        *,
+        gpus: int,
+        load: str,
+        aim_ms: float | None = None,
+        of_all: bool = False,
+    ) -> None:
+        """Add what a kind of decision took.
+
+        Args:
+            load: what it decides over, in words.
+            aim_ms: what 99 of 100 should take at most, or all (``of_all``); None without an aim.
+        """
+        ms = [1e3 * one for one in self.seconds[decision]]
+        p50, p99 = (percentile(ms, one) for one in (50, 99))
+        figures = {"count": len(ms), "p50_ms": p50, "p99_ms": p99, "max_ms": max(ms)}
+        study.row("decisions, CPU ms", decision=decision, gpus=gpus, load=load, **figures)
+        if aim_ms is not None:
+            name = f"{decision}, {gpus} GPUs, {load}: {'all' if of_all else '99 %'}"
+            study.at_most(name, aim_ms, max(ms) if of_all else p99, "ms")
 
 
 @contextmanager
@@ -259,7 +274,7 @@ def _draw_request(
 
 
 def _allocation(study: Study) -> None:
-    """Time allocations, and a planner's whole round with two of them, of random clusters."""
+    """Time allocations of random clusters."""
     sizes = study.pick(CLUSTERS, (ClusterSize(1, 0, 1), ClusterSize(16, 1, 1)))
     # what is loaded and made with the first problem is no part of any
     allocate(draw_problem(0, size=sizes[0]))
@@ -268,78 +283,21 @@ def _allocation(study: Study) -> None:
         for seed in range(study.pick(100, 2)):
             problem = draw_problem(seed, size=size)
             num_proven += samples.timed("allocation", partial(allocate, problem)).is_proven
-            planner, before, after = planning_round(problem)
-            samples.timed("planning round", partial(planner.plan, after, planner.begin(before)))
-        add = partial(samples.add, study, gpus=size.gpus, load=f"{size.pools} pools")
+        about = f"{size.pools} pools, {num_proven} proven"
         aim_ms = ALLOCATION_MS if size == LARGEST else None
-        add("allocation", aim_ms=aim_ms, of_all=True, num_proven=num_proven)
-        add("planning round")
-
-
-def planning_round(
-    problem: AllocationProblem,
-) -> tuple[AllocationPlanner, ClusterState, ClusterState]:
-    """Return a planner, and two states between which the problem's demand has come."""
-    prices = {one.device: one.price for one in problem.supplies}
-    fleet = Fleet(
-        tuple(DeviceSpec(device, price) for device, price in prices.items()),
-        tuple(
-            PoolSpec(one.name, one.model, one.device, one.options, load_s=LOST_SHARE * _WINDOW_S)
-            for one in problem.pools
-        ),
-        tuple(_spec(one) for one in problem.services),
-    )
-    planner = AllocationPlanner(fleet, window_s=_WINDOW_S, gain_per_start=problem.gain_per_start)
-    return planner, _state(problem, 0.0), _state(problem, _PERIOD_S)
-
-
-def _spec(service: Service) -> ServiceSpec:
-    cascade = None
-    if service.heavy is not None and service.quality is not None:
-        heavy, quality = service.heavy.model, service.quality
-        cascade = CascadeSpec(heavy, quality, _CURVES.deferral, service.overhead_s)
-    return ServiceSpec(service.name, service.first.model, service.slo_s, cascade)
-
-
-def _state(problem: AllocationProblem, now_s: float) -> ClusterState:
-    stages = [one for service in problem.services for one in (service.first, service.heavy) if one]
-    return ClusterState(
-        now_s,
-        tuple(DeviceState(one.device, one.num_gpus) for one in problem.supplies),
-        tuple(
-            PoolState(one.name, one.num_replicas, num_young=one.num_young) for one in problem.pools
-        ),
-        tuple(ModelState(one.model, one.num_waiting) for one in stages),
-        tuple(
-            ServiceState(
-                one.name,
-                int(one.demand_per_s * now_s),
-                confidences=_confidences(one, now_s) if one.heavy else (),
-            )
-            for one in problem.services
-        ),
-    )
-
-
-def _confidences(service: Service, now_s: float) -> tuple[float, ...]:
-    """Of the images since the last look, evenly spread."""
-    count = min(_NUM_CONFIDENCES, int(service.demand_per_s * now_s))
-    return tuple((number + 0.5) / count for number in range(count))
+        samples.add(study, "allocation", gpus=size.gpus, load=about, aim_ms=aim_ms, of_all=True)
 
 
 def _hours(study: Study) -> None:
-    """Simulate an hour of cells and of groups: 1,024 GPUs get some 300,000 requests."""
-    seconds = study.pick(3600.0, 60.0)
-    cells, groups = study.pick((1, 8, 64, 256, 1024), (1, 4)), study.pick((1, 8, 32, 128), (1, 2))
-    for count, is_cell in study.each([*((c, True) for c in cells), *((g, False) for g in groups)]):
-        start, gpus = Cost.now(), count if is_cell else GROUP_GPUS * count
-        on_time = (simulate_cell if is_cell else simulate_groups)(count, seconds)
+    """Simulate an hour of cells: 1,024 GPUs get some 300,000 requests."""
+    for replicas in study.each(study.pick((1, 8, 64, 256, 1024), (1, 4))):
+        start = Cost.now()
+        on_time = simulate_cell(replicas, study.pick(3600.0, 60.0))
         cpu_s = Cost.now().since(start).process_s
-        what = "one-GPU replicas" if is_cell else f"groups of {GROUP_GPUS}"
         columns = {"requests": len(on_time), "cpu_s": cpu_s, "on_time": float(np.mean(on_time))}
-        study.row("simulated hours, seconds", what=what, gpus=gpus, **columns)
-        if gpus == LARGEST.gpus:
-            study.at_most(f"an hour of 1,024 {what}", CELL_S if is_cell else GROUPS_S, cpu_s, "s")
+        study.row("simulated hours, seconds", gpus=replicas, **columns)
+        if replicas == LARGEST.gpus:
+            study.at_most("an hour of 1,024 replicas", HOUR_S, cpu_s, "s")
 
 
 def simulate_cell(replicas: int, seconds: float) -> list[bool]:
@@ -350,25 +308,3 @@ def simulate_cell(replicas: int, seconds: float) -> list[bool]:
     pool = SimulatedPool("pool", _MODEL, replicas, Hardware(_COST), 12, 16)
     result = SimulatedCell(CellSpec((pool,), poll_s=_POLL_S)).run(workload)
     return [fate.is_met for fate in result.fates]
-
-
-def simulate_groups(count: int, seconds: float) -> list[bool]:
-    """Return who was on time in groups that each decide rounds by our policy."""
-    cell = SpCondition("uniform", _GROUP_RATE_PER_MIN, _GROUP_SCALE)
-    experiment = SpExperiment(
-        kind="sequence-parallel",
-        name="hour",
-        what="An hour.",
-        profile="flux-h100-a",
-        rates_per_min=(cell.rate_per_min,),
-        scales=(cell.scale,),
-        policies=(OURS[0],),
-        num_arrivals=max(1, round(_GROUP_RATE_PER_MIN * seconds / 60)),
-    )
-    planner = planner_of(OURS[0], experiment.menus())
-    found = []
-    for seed in range(1000, 1000 + count):
-        tasks = experiment.tasks(cell, seed)
-        run = run_tasks(tasks, planner, num_gpus=GROUP_GPUS, switch_s=experiment.switch_s)
-        found += [outcome.is_on_time for outcome in run.outcomes]
-    return found

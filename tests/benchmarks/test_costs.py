@@ -18,7 +18,6 @@ from benchmarks.policies.costs import (
     Crowd,
     draw_group,
     measure,
-    planning_round,
 )
 from benchmarks.policies.problems import LARGEST, ClusterSize, draw_problem
 from ray_cluster.models.latency_profiles import load_profile
@@ -35,9 +34,9 @@ def test_a_quick_run_measures_every_decision() -> None:
     assert {row["decision"] for row in decisions} == {
         *("report", "poll", "offer", "offer with a deadline"),
         *POLICIES,
-        *("allocation", "planning round", "control round"),
+        "allocation",
     }
-    assert [row["gpus"] for row in hours] == [1, 4, 8, 16]
+    assert [row["gpus"] for row in hours] == [1, 4]
     assert all(row["cpu_s"] > 0 and row["requests"] for row in hours)
 
 
@@ -67,6 +66,3 @@ def test_clusters_that_are_planned_have_the_gpus_and_pools_that_they_say(
     assert sum(one.num_gpus for one in problem.supplies) == size.gpus
     # a pool of the heavy model is on another type of GPU, of which a small cluster has one
     assert len(problem.pools) == size.pools or len(problem.supplies) < 2
-    planner, before, after = planning_round(problem)
-    plan, _ = planner.plan(after, planner.begin(before))
-    assert {one.pool for one in plan.pools} == {one.name for one in problem.pools}
