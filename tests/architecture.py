@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 950,
-    "tests": 88_620,
+    "tests": 87_400,
     "training": 4_400,
     "transport": 1_450,
 }
