@@ -5,25 +5,33 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from benchmarks.run import SECTIONS, main
 
 ROOT = Path(__file__).resolve().parents[2]
+# these start Ray
 _SERVED = {
     *("service", "load", "cascade", "loras", "controlnets", "floods", "flooded-plans"),
     *("controller", "controller-turns", "compare"),
 }
-# of the parts of the service the same program is run, on more contenders
-_ALONE = SECTIONS.keys() - _SERVED - {"compare-parts", "groups-skewed"}
+# the same programs on more contenders, and on another mix
+_ALIKE = {"compare-parts", "groups-skewed"}
+_NAMES = [
+    pytest.param(name, marks=[pytest.mark.ray] if name in _SERVED else [])
+    for name in SECTIONS
+    if name not in _ALIKE
+]
 
 
-def quick(path: Path, *names: str) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.run", "--quick", "--only", ",".join(names)]
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_quick_run_of_each_section(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "results" / "quick.json"
     done = subprocess.run(
-        [*command, "--out", str(path)],
+        [sys.executable, "-m", "benchmarks.run", "--quick", "--only", name, "--out", str(path)],
         cwd=ROOT,
         env=os.environ | {"COLUMNS": "130"},
         capture_output=True,
@@ -32,49 +40,33 @@ def quick(path: Path, *names: str) -> dict[str, Any]:
         check=False,
     )
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert "written: " in done.stdout
     result = json.loads(path.read_text())
     assert result["quick"]
     assert {"machine", "commit", "versions", "load_before", "load_after"} <= result.keys()
-    assert set(result["sections"]) == set(names)
-    for name in names:
-        assert result["sections"][name]["what"]
-        assert all(result["sections"][name]["tables"].values())
-    assert "written: " in done.stdout
-    found: dict[str, Any] = result["sections"]
-    return found
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_a_quick_run_of_what_needs_no_service(tmp_path: Path) -> None:
-    path = tmp_path / "results" / "quick.json"
-    sections = quick(path, *sorted(_ALONE))
-    assert path.with_suffix(".png").is_file()
-    [cells, streams] = sections["engine"]["tables"].values()
-    assert all(row["speed_up"]["median"] > 0 for row in (*cells, *streams))
-    assert {row["by"] for row in cells} == {"one by one", "engine", "static", "bare"}
-    rows = sections["family"]["tables"]["both models"]
-    assert rows[1]["speed_up"]["median"] > 2
-    rows, capacity = sections["dispatcher"]["tables"].values()
-    assert all(row["requests"] > 0 and row["cpu_ms_per_request"] > 0 for row in rows)
-    assert any(row["mean_queue"] > 20 for row in rows)
-    assert all(row["gpus"] > 0 for row in capacity)
-    links = {row["by"] for row in sections["transport"]["tables"]["round trips"]}
-    assert len(links) == 3
-    assert len(sections["groups-uniform"]["tables"]["attainment, uniform"]) == 7
-
-
-@pytest.mark.ray
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", sorted(_SERVED))
-def test_a_quick_run_of_a_service(tmp_path: Path, name: str) -> None:
-    found = quick(tmp_path / "quick.json", name)[name]
-    if name == "load":
-        assert [row["errors"] for row in found["tables"]["calls"]] == [{}, {}]
-        assert min(size for _, size in found["own_mib"]["gateway"]) > 10
-    if name == "controller":
-        assert all(row["done"] == row["count"] for row in found["tables"]["reshapes"])
+    found, tables = result["sections"][name], result["sections"][name]["tables"]
+    assert found["what"]
+    assert all(tables.values())
+    match name:
+        case "engine":
+            assert {row["by"] for row in tables["requests of one size"]} == {
+                *("one by one", "engine", "static", "bare")
+            }
+            assert all(row["speed_up"]["median"] > 0 for rows in tables.values() for row in rows)
+        case "family":
+            assert tables["both models"][1]["speed_up"]["median"] > 2
+        case "dispatcher":
+            rows, capacity = tables.values()
+            assert all(row["requests"] > 0 and row["cpu_ms_per_request"] > 0 for row in rows)
+            assert any(row["mean_queue"] > 20 for row in rows)
+            assert all(row["gpus"] > 0 for row in capacity)
+        case "load":
+            assert [row["errors"] for row in tables["calls"]] == [{}, {}]
+            assert min(size for _, size in found["own_mib"]["gateway"]) > 10
+        case "controller":
+            assert all(row["done"] == row["count"] for row in tables["reshapes"])
+        case "transport":
+            assert path.with_suffix(".png").is_file()
 
 
 def test_an_unknown_section_is_refused_and_patterns_name_several(
