@@ -19,7 +19,7 @@ from benchmarks.controlnets.services import MODELS, Services, arguments_of, serv
 from benchmarks.controlnets.subject import by_diffusers, controlled_requests, maps_of
 from benchmarks.engine.subject import Subject, by_engine, load_subject
 from benchmarks.figures import summarise
-from benchmarks.harness import NUM_STEPS, Case, Cost, Plot, Study, Ways, in_turns
+from benchmarks.harness import NUM_STEPS, Case, Cost, Plot, Row, Study, Ways, in_turns
 from benchmarks.loras.subject import chosen, read_styles
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.factors import open_factors, write_factors
@@ -115,21 +115,27 @@ def measure_steps(study: Study) -> None:
     )
     subject = load_subject()
     local = LocalControlNets({"edges": load_bank(arguments_of("edges"), torch.device("cpu"))})
-    for link, batch in study.each(product(("shared memory", "tcp"), (1, 4))):
+    for link in study.each(("shared memory", "tcp")):
         with services(shares_memory=link == "shared memory") as remote:
-            asks = _asks(subject, batch)
-            backends: dict[str, ControlNetBackend] = {"here": local, "there": remote.controls}
-            ways = {name: partial(_answered, one, asks) for name, one in backends.items()}
-            in_turns(ways, _WARM_UP)
-            costs = in_turns(ways, study.pick(200, 5))
-            for controls in backends.values():
-                for one in asks:
-                    controls.forget(one.key)
-        here, there = ([1e3 * one.wall_s for one in costs[name]] for name in ways)
-        more = [second - first for first, second in zip(here, there, strict=True)]
-        columns = {"here_ms": here, "there_ms": there, "overhead_ms": more}
-        figures = {name: summarise(own) for name, own in columns.items()}
-        study.row("a step's residuals", link=link, batch=batch, **figures)
+            for batch in (1, 4):
+                backends: dict[str, ControlNetBackend] = {"here": local, "there": remote.controls}
+                figures = _residuals(backends, _asks(subject, batch), study.pick(200, 5))
+                study.row("a step's residuals", link=link, batch=batch, **figures)
+
+
+def _residuals(
+    backends: Mapping[str, ControlNetBackend], asks: Sequence[ControlNetAsk], rounds: int
+) -> Row:
+    ways = {name: partial(_answered, one, asks) for name, one in backends.items()}
+    in_turns(ways, _WARM_UP)
+    costs = in_turns(ways, rounds)
+    for controls in backends.values():
+        for one in asks:
+            controls.forget(one.key)
+    here, there = ([1e3 * one.wall_s for one in costs[name]] for name in ways)
+    more = [second - first for first, second in zip(here, there, strict=True)]
+    columns = {"here_ms": here, "there_ms": there, "overhead_ms": more}
+    return {name: summarise(own) for name, own in columns.items()}
 
 
 def _asks(subject: Subject, count: int) -> list[ControlNetAsk]:

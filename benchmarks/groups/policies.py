@@ -15,7 +15,7 @@ from statistics import fmean
 
 from benchmarks.figures import Figure, percentile
 from benchmarks.groups import live
-from benchmarks.groups.live import Ask, Over, Ready, Served, Unit
+from benchmarks.groups.live import Ask, Found, Over, Ready, Served, Unit
 from benchmarks.groups.published import (
     CLASSES,
     NUM_RANKS,
@@ -97,11 +97,11 @@ def _units(mix: MixName, seeds: Sequence[int], num_requests: int) -> list[Unit]:
 @contextmanager
 def _services(
     units: Sequence[Unit], times: StepTimes, num_services: int
-) -> Iterator[Iterator[Ready | Served | Over]]:
+) -> Iterator[Iterator[Found]]:
     """Services that share the units among them; yields what they find until all have ended."""
     context = get_context("spawn")
     waiting: Queue[Unit | None] = context.Queue()
-    found: Queue[Ready | Served | Over] = context.Queue()
+    found: Queue[Found] = context.Queue()
     for one in (*units, *[None] * num_services):
         waiting.put(one)
     processes = [
@@ -119,9 +119,7 @@ def _services(
             process.terminate()
 
 
-def _until_over(
-    processes: Sequence[BaseProcess], found: Queue[Ready | Served | Over]
-) -> Iterator[Ready | Served | Over]:
+def _until_over(processes: Sequence[BaseProcess], found: Queue[Found]) -> Iterator[Found]:
     num_over = 0
     while num_over < len(processes):
         try:

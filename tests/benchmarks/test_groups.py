@@ -62,8 +62,8 @@ def test_rounds_on_a_grid_begin_at_its_edges_though_they_are_looked_at_later() -
 
 def test_a_comparison_tells_who_was_on_time() -> None:
     unit = Unit("widest", "widest", 0, (Ask(0.0, 32), Ask(1.0, 256)))
-    ours = replace(unit, name=OURS, policy=OURS)
-    fixed = replace(unit, name="fixed/1", policy="fixed/1")
+    ours = unit._replace(name=OURS, policy=OURS)
+    fixed = unit._replace(name="fixed/1", policy="fixed/1")
     served = [
         Served(unit, (1.0, None), {4: 10}),
         Served(ours, (1.0, 2.0), {4: 20}),
