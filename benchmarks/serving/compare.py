@@ -112,8 +112,9 @@ class Calibration(NamedTuple):
 
 def measure(study: Study, kind: str = "whole") -> None:
     """Compare the service with guarded baselines, or with itself without one of its parts."""
-    names = _WHOLE if kind == "whole" else _PARTS
-    loads = study.pick((0.3, 0.6, 1.0) if kind == "whole" else (0.9,), (1.0,))
+    is_whole = kind == "whole"
+    names = _WHOLE if is_whole else _PARTS
+    loads = study.pick((0.3, 0.6, 1.0) if is_whole else (0.9,), (1.0,))
     processes = study.pick(tuple(CV_BY_PROCESS), ("poisson",))
     prompts = [one.caption for one in suite_prompts("easy", _NUM_PROMPTS)]
     with study.part(0.0, 0.1):
@@ -121,7 +122,7 @@ def measure(study: Study, kind: str = "whole") -> None:
     about = {"rate_per_s": known.rate_per_s, "alone_s": known.alone_s}
     traces = [
         draw_trace(process, number, study.pick(150, 30), prompts, **about)  # type: ignore[arg-type]
-        for number, process in product(range(study.pick(2, 1)), processes)
+        for number, process in product(range(study.pick(1 + is_whole, 1)), processes)
     ]
     with study.part(0.1, 0.15):
         predicted = dict(_predictions(study, names, traces, loads))
@@ -137,7 +138,9 @@ def measure(study: Study, kind: str = "whole") -> None:
                 _warm_up(contender, service, prompts)
                 for load in _rotated(loads, number + place):
                     outcomes, row = _run(contender, service, trace, load)
-                    rows[Cell(name, load, trace.name)] = row
+                    rows[cell := Cell(name, load, trace.name)] = row
+                    # so that a run that is stopped does not lose those before it
+                    study.found.setdefault("cells", []).append(cell._asdict() | row)
                     if load == max(loads) and number < len(processes):
                         images[name, trace.name] = [one.png for one in outcomes[:_NUM_IMAGES]]
     tabulate(study, names, loads, [one.name for one in traces], rows, predicted, known=known)
