@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from contextlib import suppress
 from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,6 +16,7 @@ import psutil
 from ray_cluster.process.machine import cpu_model
 
 ROOT = Path(__file__).resolve().parent.parent
+_FEATURES = {"avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16"}
 _PACKAGES = (
     *("torch", "triton", "diffusers", "transformers"),
     *("ray", "numpy", "ortools", "httpx", "pillow"),
@@ -54,12 +56,9 @@ def describe_machine() -> dict[str, Any]:
 
 def cpu_features() -> list[str]:
     """Return the vector instructions that matter to a model's speed, as Linux names them."""
-    wanted = ("avx2", "avx512f", "avx512_bf16", "avx512_fp16", "amx_bf16", "asimd", "bf16")
-    try:
-        words = set(Path("/proc/cpuinfo").read_text(encoding="utf-8").split())
-    except OSError:
-        return []
-    return [name for name in wanted if name in words]
+    path = Path("/proc/cpuinfo")
+    words = path.read_text(encoding="utf-8").split() if path.exists() else ()
+    return sorted(_FEATURES & set(words))
 
 
 def load_now() -> dict[str, Any]:
@@ -74,26 +73,23 @@ def versions() -> dict[str, str]:
     """Return the versions of the packages that the figures depend on."""
     found = {}
     for name in _PACKAGES:
-        try:
+        found[name] = "not installed"
+        with suppress(PackageNotFoundError):
             found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed"
     return found
 
 
 def commit() -> str:
     """Return the commit of the working tree, with ``+changes`` if it is not clean."""
     head = _git("rev-parse", "HEAD")
-    if not head:
-        return "none"
-    return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    is_changed = _git("status", "--porcelain", "--untracked-files=no")
+    return (head + "+changes" * bool(is_changed)) or "none"
 
 
-def _git(*arguments: str) -> str:
-    try:
-        reply = subprocess.run(
-            ["git", *arguments], cwd=ROOT, capture_output=True, text=True, timeout=10, check=False
+def _git(*words: str) -> str:
+    with suppress(OSError):
+        done = subprocess.run(
+            ["git", *words], cwd=ROOT, capture_output=True, text=True, timeout=10, check=False
         )
-    except OSError:
-        return ""
-    return reply.stdout.strip() if reply.returncode == 0 else ""
+        return done.stdout.strip() if done.returncode == 0 else ""
+    return ""

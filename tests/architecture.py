@@ -21,7 +21,7 @@ MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
     "api": 8_660,
-    "benchmarks": 18_700,
+    "benchmarks": 11_640,
     "cell": 1_120,
     "cli": 8_360,
     "codec": 400,
@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 950,
-    "tests": 89_100,
+    "tests": 87_900,
     "transport": 1_450,
 }
 

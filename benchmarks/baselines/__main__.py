@@ -14,7 +14,7 @@ from ray_cluster.cli.service.signals import StopSignals
 
 def main() -> int:
     """Serve; returns the exit status."""
-    settings = BaselineSettings.read(Path(sys.argv[1]))
+    settings = BaselineSettings.model_validate_json(Path(sys.argv[1]).read_text(encoding="utf-8"))
     # before ray and torch are imported; Ray's workers inherit it. At Ray's own niceness of 15 any
     # other busy process starves them: the service's workers have the same niceness
     os.environ.update(

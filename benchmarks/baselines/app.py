@@ -19,11 +19,14 @@ from ray.serve.config import BackpressureConfig
 
 from benchmarks.baselines.batcher import Batcher, Dropped
 from benchmarks.baselines.pipeline import BaselinePipeline, Call
-from benchmarks.baselines.settings import BaselineSettings
+from benchmarks.baselines.settings import BaselineSettings, shape_name
 from ray_cluster.imaging.encoder import Pixels, encode_image
 from ray_cluster.requests import OutputSpec
 
 DROPPED = "deadline_missed"
+# requests in the replica, where they can be grouped and dropped, before Serve's own queue fills:
+# its router knows nothing of sizes and deadlines
+_IN_REPLICA, _IN_ROUTER, _UNBOUNDED = 32, 32, 10_000
 _START = re.compile(r"t=(\d+(?:\.\d+)?)")
 _PNG = OutputSpec(metadata=False)
 
@@ -42,29 +45,26 @@ class Body(BaseModel):
     def call(self, sent_s: float) -> Call:
         """Return it as the pipeline's, sent at this Unix time."""
         width, height = map(int, self.size.split("x"))
-        return Call(
-            self.prompt,
-            width,
-            height,
-            self.num_inference_steps,
-            self.guidance_scale,
-            self.seed,
-            sent_s + self.slo_s,
-        )
+        steps, deadline_s = self.num_inference_steps, sent_s + self.slo_s
+        return Call(self.prompt, width, height, steps, self.guidance_scale, self.seed, deadline_s)
 
 
 class Baseline:
-    """One pipeline behind one queue."""
+    """One pipeline behind one queue.
+
+    Attributes:
+        counts: what became of requests so far.
+    """
 
     def __init__(self, settings: BaselineSettings) -> None:
         self._settings = settings
         self._pipeline = BaselinePipeline(settings.model, settings.dtype)
         self._batcher: Batcher[Call, tuple[Pixels, float]] | None = None
-        self._counts: Counter[str] = Counter()
+        self.counts: Counter[str] = Counter()
 
     async def generate(self, body: Body, sent_s: float) -> JSONResponse:
         """Make one image."""
-        self._counts["accepted"] += 1
+        self.counts["accepted"] += 1
         if self._batcher is None:
             is_static = self._settings.batching == "static"
             self._batcher = Batcher(
@@ -77,29 +77,23 @@ class Baseline:
         try:
             pixels, work_s = await self._batcher.submit(body.call(sent_s))
         except Dropped:
-            self._counts["dropped"] += 1
+            self.counts["dropped"] += 1
             error = {"message": "The deadline can't be met any more.", "code": DROPPED}
             return JSONResponse({"error": error}, 503)
         # zlib gives the interpreter back meanwhile
         png = await asyncio.to_thread(encode_image, pixels, _PNG, {})
-        self._counts["completed"] += 1
+        self.counts["completed"] += 1
         image = {
             "b64_json": binascii.b2a_base64(png, newline=False).decode(),
-            "seed": body.seed,
             "num_inference_steps": body.num_inference_steps,
             "timing": {"work_s": work_s},
         }
         return JSONResponse({"data": [image]})
 
-    @property
-    def counts(self) -> dict[str, int]:
-        """What became of requests so far."""
-        return dict(self._counts)
-
     def _is_hopeless(self, call: Call, now_s: float) -> bool:
-        if not self._settings.is_guarded:
-            return False
-        return now_s + self._settings.alone_s.get(call.shape, 0.0) > call.deadline_s
+        shape = shape_name(call.width_px, call.height_px, call.num_steps)
+        is_late = now_s + self._settings.alone_s.get(shape, 0.0) > call.deadline_s
+        return self._settings.is_guarded and is_late
 
     def _make(self, calls: Sequence[Call]) -> list[tuple[Pixels, float]]:
         started_s = time.perf_counter()
@@ -142,12 +136,12 @@ class Deployment:
 
 
 def bind(settings: BaselineSettings) -> Any:
-    """Return the application for ``serve.run``."""
+    """Return the application; a guarded one refuses what its queues can't hold."""
     deployment: Any = serve.deployment(
         Deployment,
         num_replicas=1,
-        max_ongoing_requests=settings.max_ongoing,
-        max_queued_requests=settings.max_queued,
+        max_ongoing_requests=_IN_REPLICA if settings.is_guarded else _UNBOUNDED,
+        max_queued_requests=_IN_ROUTER if settings.is_guarded else -1,
         # 503 without it
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         ray_actor_options={"num_cpus": 1},

@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPipeline
 
-from benchmarks.baselines.settings import shape_name
 from ray_cluster.engine.files.folders import resolve_folder
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.imaging.encoder import Pixels
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One image to make.
-
-    Attributes:
-        deadline_s: Unix time; infinite without one.
-    """
+class Call(NamedTuple):
+    """One image to make; its deadline is in Unix time, infinite without one."""
 
     prompt: str
     width_px: int
@@ -39,24 +30,17 @@ class Call:
         """Calls with the same key can share a pipeline call."""
         return (self.width_px, self.height_px, self.num_steps, self.guidance_scale)
 
-    @property
-    def shape(self) -> str:
-        """The name of its size and steps."""
-        return shape_name(self.width_px, self.height_px, self.num_steps)
-
 
 class BaselinePipeline:
-    """One model in one torch thread.
-
-    Args:
-        model: a built-in model, or a diffusers folder.
-        dtype: of weights and activations.
-    """
+    """One model in one torch thread, with weights and activations of a dtype."""
 
     def __init__(self, model: str, dtype: str) -> None:
         prepare_threads(1)
         self._pipeline: Any = StableDiffusionPipeline.from_pretrained(
-            resolve_folder(model), dtype=_DTYPES[dtype], local_files_only=True, safety_checker=None
+            resolve_folder(model),
+            dtype=getattr(torch, dtype),
+            local_files_only=True,
+            safety_checker=None,
         )
         self._pipeline.set_progress_bar_config(disable=True)
         # the usual advice for convolutions on CPUs

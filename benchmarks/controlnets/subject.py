@@ -13,8 +13,7 @@ from diffusers import ControlNetModel, StableDiffusionControlNetPipeline
 from PIL import Image
 
 from benchmarks.controlnets.services import MODELS
-from benchmarks.engine.streams import Images, by_pipeline
-from benchmarks.engine.subject import Subject, make_requests
+from benchmarks.engine.subject import Images, Subject, by_pipeline, make_requests
 from benchmarks.loras.subject import loaded
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.models.builtin import weights_folder

@@ -12,13 +12,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from benchmarks.settings import MODEL
+from benchmarks.harness import MODEL
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.jobs.service import JobService
 from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.jobs import Job, JobView
 from ray_cluster.protocol.leases import Finished, Lease, Poll, Registration
-from ray_cluster.requests import ImageRequest, ImageResult, ModelProfile, OutputSpec, Timing
+from ray_cluster.requests import ImageRequest, ImageResult, OutputSpec, Timing
+from ray_cluster.simulator.cell.cell import profile_of
 
 NUM_STEPS = 20
 # as a gateway waits
@@ -155,22 +156,3 @@ def _result(lease: Lease) -> ImageResult:
     request = lease.request
     data = b"" if request.output.is_stored else _IMAGE
     return ImageResult(request.request_id, data, "png", _TIMING, len(_IMAGE))
-
-
-def profile_of(model: str) -> ModelProfile:
-    """Return what a replica says of a small model."""
-    return ModelProfile(
-        model=model,
-        family="sd",
-        size_multiple_px=8,
-        min_px=32,
-        max_px=256,
-        default_width_px=64,
-        default_height_px=64,
-        default_num_steps=NUM_STEPS,
-        default_guidance_scale=3.0,
-        default_sampler="ddim",
-        max_steps_by_sampler={"ddim": 100},
-        max_prompt_tokens=77,
-        created_s=0,
-    )

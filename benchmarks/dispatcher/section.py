@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from benchmarks.dispatcher.fakes import Meter, call_attached, create_jobs, run_replica
-from benchmarks.settings import MODEL, Report, Settings
+from benchmarks.harness import MODEL, Study
 from ray_cluster.cell.front import Front, Identity, Stores
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cell_wide import LimitsConfig, StorageConfig
@@ -58,40 +58,37 @@ class Case:
         return wanted if self.kind == "attached" else min(wanted, _MOST_JOBS)
 
 
-def cases(settings: Settings) -> list[Case]:
+def cases(study: Study) -> list[Case]:
     """Return the rows: by replicas, with a deep queue, and at the pace of real images."""
-    deep = min(_DEPTH_REPLICAS, max(settings.dispatcher_replicas))
+    counts, image_s = study.pick((1, 8, 64, 512), (1, 8)), study.pick(2.0, 0.2)
+    deep = min(_DEPTH_REPLICAS, max(counts))
     return [
-        *(Case(kind, count) for kind in KINDS for count in settings.dispatcher_replicas),
+        *(Case(kind, count) for kind in KINDS for count in counts),
         # jobs wait for the store first: their queue is never deep
-        Case("attached", deep, depth=settings.dispatcher_depth),
+        Case("attached", deep, depth=study.pick(1000, 50)),
         *(
-            Case(kind, count, image_s=settings.dispatcher_image_s)
+            Case(kind, count, image_s)
             for kind in KINDS
-            for count in settings.dispatcher_replicas
+            for count in counts
             if count >= deep and (kind == "attached" or count * SLOTS <= _MOST_JOBS)
         ),
     ]
 
 
-def measure(settings: Settings, report: Report) -> dict[str, Any]:
-    """Return the figures of every case, and what follows for the size of a cell."""
+def measure(study: Study) -> None:
+    """Measure every case, and what follows for the size of a cell."""
+    study.found["what"] = (
+        "CPU time of the dispatch and job services (SQLite included, Ray and Serve not), replicas "
+        f"with {SLOTS} slots that compute nothing"
+    )
     rows = []
-    todo = cases(settings)
-    for index, case in enumerate(todo):
-        report(index / len(todo), f"{case.kind}, {case.replicas} replicas")
+    for case in study.each(cases(study)):
         with tempfile.TemporaryDirectory(prefix="dispatcher-") as folder:
-            rows.append(asyncio.run(_run(case, Path(folder), settings.dispatcher_s)))
-    return {
-        "what": "CPU time of the dispatch and job services (SQLite included, Ray and Serve not), "
-        f"replicas with {SLOTS} slots that compute nothing",
-        "tables": {
-            "CPU and pace": rows,
-            f"GPUs of a cell ({SLOTS} images at a time each, a core full at {FULL_SHARE:.0%})": [
-                capacity(rows, kind) for kind in KINDS
-            ],
-        },
-    }
+            row = asyncio.run(_run(case, Path(folder), study.pick(5.0, 0.3)))
+            rows.append(study.row("CPU and pace", **row))
+    for kind in KINDS:
+        title = f"GPUs of a cell ({SLOTS} images at a time each, a core full at {FULL_SHARE:.0%})"
+        study.row(title, **capacity(rows, kind))
 
 
 async def _run(case: Case, folder: Path, duration_s: float) -> dict[str, Any]:

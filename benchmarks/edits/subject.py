@@ -16,8 +16,7 @@ from diffusers import StableDiffusionInpaintPipeline
 from PIL import Image
 from torch import Tensor
 
-from benchmarks.engine.streams import Images
-from benchmarks.engine.subject import make_requests
+from benchmarks.engine.subject import Images, make_requests
 from ray_cluster.engine.edits.template import own_noise
 from ray_cluster.imaging.blending import Pixels
 from ray_cluster.imaging.edit_images import EditPixels

@@ -11,15 +11,12 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 
 from benchmarks.engine.subject import Subject, load_subject, make_requests
-from benchmarks.settings import SCALES, Report, Settings
-from benchmarks.stats import paired_ratio
-from benchmarks.stopwatch import in_turns
-from benchmarks.verdicts import at_most
+from benchmarks.figures import Figure, paired_ratio, scaled
+from benchmarks.harness import SCALES, Study, in_turns
 from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.engine.stages.tickets import LiveTickets, Ticket
 from ray_cluster.engine.step.checkpoints import Checkpoints, ExportInterval
@@ -36,52 +33,40 @@ _WARM_UP = 64
 _WAIT_S = 0.001
 
 
-def measure(settings: Settings, report: Report) -> dict[str, Any]:
+def measure(study: Study) -> None:
     """Measure at the interval that the policy chooses, and at shorter ones."""
+    study.found["what"] = (
+        f"steps of {_BATCH} rows at 64 px with exports to a local folder over steps without, CPU "
+        "time of all threads, blocks in turns"
+    )
     subject = load_subject()
-    rows, aims = [], []
-    for index, scale in enumerate(SCALES):
-        report(index / 2, f"exports, guidance {scale:g}")
-        chosen, export_s = _choose(subject, scale)
+    for scale in study.each(SCALES):
+        # the interval that the policy settles at
+        with _exporting(subject, scale, steps_between_exports) as (engine, exports, writer):
+            for _ in range(_WARM_UP):
+                exports.after_step(engine.step())
+            chosen, export_s = exports.num_steps or 1, writer.cost_s or 0.0
         often = max(1, round(chosen / 4))
         for interval in dict.fromkeys((chosen, often, 1)):
-            ratio = _with_over_without(subject, scale, interval, 2 * settings.step_rounds)
-            at_policy = [
-                100 * (value - 1) * interval / chosen for value in (ratio.median, *ratio.ci95)
-            ]
-            rows.append(
-                {
-                    "guidance": scale > 1,
-                    "every_n_steps": interval,
-                    "policy_chooses": chosen,
-                    "export_ms": 1e3 * export_s,
-                    "with_over_without": ratio.as_dict(),
-                    "percent_at_policy": at_policy,
-                }
+            found = _with_over_without(subject, scale, interval, study.pick(80, 8))
+            at_policy = scaled(found, 100 * interval / chosen, less=1)
+            study.row(
+                "exports",
+                guidance=scale > 1,
+                every_n_steps=interval,
+                policy_chooses=chosen,
+                export_ms=1e3 * export_s,
+                with_over_without=found,
+                percent_at_policy=at_policy,
             )
             if interval == often:
                 name = f"exported states, batch {_BATCH}, guidance {'on' if scale > 1 else 'off'}"
-                aims.append(at_most(name, _AIM_PERCENT, at_policy[0], at_policy[1:], "%").as_dict())
-    return {
-        "what": f"steps of {_BATCH} rows at 64 px with exports to a local folder over steps "
-        "without, CPU time of all threads, blocks in turns",
-        "tables": {"exports": rows},
-        "aims": aims,
-    }
+                study.at_most(name, _AIM_PERCENT, at_policy, "%")
 
 
-def _choose(subject: Subject, scale: float) -> tuple[int, float]:
-    """Return the interval that the policy settles at, and the seconds of an export."""
-    with _exporting(subject, scale, steps_between_exports) as (engine, exports, writer):
-        for _ in range(_WARM_UP):
-            exports.after_step(engine.step())
-        return exports.num_steps or 1, writer.cost_s or 0.0
-
-
-def _with_over_without(subject: Subject, scale: float, interval: int, rounds: int) -> Any:
+def _with_over_without(subject: Subject, scale: float, interval: int, rounds: int) -> Figure:
     plain = _engine(subject, scale, LiveTickets())
     block = max(interval, 4)
-    rounds = min(rounds, _NUM_STEPS // block - 3)
     with _exporting(subject, scale, lambda *_: interval) as (engine, exports, writer):
 
         def step_with_exports() -> None:
@@ -96,7 +81,7 @@ def _with_over_without(subject: Subject, scale: float, interval: int, rounds: in
 
         ways = {"with": step_with_exports, "without": step_without}
         in_turns(ways, 1)
-        costs = in_turns(ways, rounds)
+        costs = in_turns(ways, min(rounds, _NUM_STEPS // block - 3))
     return paired_ratio(*([one.process_s for one in costs[name]] for name in ways))
 
 

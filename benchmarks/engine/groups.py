@@ -21,8 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from benchmarks.settings import Report, Settings
-from benchmarks.verdicts import at_most
+from benchmarks.harness import Study
 from ray_cluster.config.loading import set_environment
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.groups.degree_costs import DegreeCosts, Way
@@ -48,55 +47,31 @@ _NEVER_S = 1e12
 _COST = StepCost(0.001, 1.0)
 
 
-def measure(settings: Settings, report: Report) -> dict[str, Any]:
+def measure(study: Study) -> None:
     """Measure steps of one image at a time."""
-    pool = PoolConfig(name="g", model=_MODEL, ranks=_RANKS)
-    with torch.inference_mode(), _group(pool) as group:
-        report(0.2, "groups: one rank")
-        coordination = [
-            _coordination(group, side, max(4, settings.step_rounds // 5)) for side in _SIZES_PX
-        ]
-        report(0.6, "groups: changes of ranks")
-        switches = [
-            switch_rows(group.timer, side, _RANKS, 4 * settings.step_rounds) for side in _SIZES_PX
-        ]
-        report(0.9, "groups: degrees")
-        sides = (*_SIZES_PX, 256)
-        degrees = [_degrees(group.timer, side, settings.step_rounds) for side in sides]
-    barriers = _barriers(4 * settings.step_rounds)
-    rows = [row for part in switches for row in part]
-    aims = [
-        at_most(
-            f"coordination, {one['side_px']} px",
-            _AIM_COORDINATION_MS,
-            one["more_ms"],
-            one["ci_ms"],
-            "ms a step",
-        ).as_dict()
-        for one in coordination
-    ]
-    aims += [
-        at_most(
-            f"switch: {one['change']}, {one['side_px']} px",
-            _AIM_SWITCH_MS,
-            one["p50_ms"],
-            (one["p50_ms"], one["p50_ms"]),
-            "ms",
-        ).as_dict()
-        for one in rows
-        if one["change"] != "same"
-    ]
-    return {
-        "what": f"steps of one image of {_MODEL} on {_RANKS} ranks that are processes here (gloo), "
-        "wall time",
-        "tables": {
-            "one rank": coordination,
-            "changes": rows,
-            "barriers of ranks that do nothing else": barriers,
-            "degrees": degrees,
-        },
-        "aims": aims,
-    }
+    study.found["what"] = (
+        f"steps of one image of {_MODEL} on {_RANKS} ranks, processes here (gloo), wall time"
+    )
+    rounds = study.pick(40, 4)
+    with torch.inference_mode(), _group(PoolConfig(name="g", model=_MODEL, ranks=_RANKS)) as group:
+        for side in _SIZES_PX:
+            study.say(0.2, f"one rank, {side} px")
+            row = _coordination(group, side, max(4, rounds // 5))
+            study.row("one rank", **row)
+            name = f"coordination, {side} px"
+            study.at_most(name, _AIM_COORDINATION_MS, row["more_ms"], "ms a step")
+        for side in _SIZES_PX:
+            study.say(0.6, f"changes of ranks, {side} px")
+            for row in switch_rows(group.timer, side, _RANKS, 4 * rounds):
+                study.row("changes", **row)
+                if row["change"] != "same":
+                    name = f"switch: {row['change']}, {side} px"
+                    study.at_most(name, _AIM_SWITCH_MS, row["p50_ms"], "ms")
+        for side in (*_SIZES_PX, 256):
+            study.say(0.9, f"degrees, {side} px")
+            study.row("degrees", **_degrees(group.timer, side, rounds))
+    for row in _barriers(4 * rounds):
+        study.row("barriers of ranks that do nothing else", **row)
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,13 +134,12 @@ def _coordination(group: _Group, side: int, rounds: int) -> dict[str, Any]:
             seconds[name].append(_run_s(group, engine, side, number) / _NUM_STEPS)
     # the first of each warms up
     pairs = zip(*(one[1:] for one in seconds.values()), strict=True)
-    more_ms = sorted(1e3 * (there - here) for there, here in pairs)
+    more_ms = [1e3 * (there - here) for there, here in pairs]
     return {
         "side_px": side,
         "group_ms": 1e3 * median(seconds["group"][1:]),
         "one_process_ms": 1e3 * median(seconds["one process"][1:]),
-        "more_ms": median(more_ms),
-        "ci_ms": (more_ms[0], more_ms[-1]),
+        "more_ms": {"value": median(more_ms), "low": min(more_ms), "high": max(more_ms)},
     }
 
 

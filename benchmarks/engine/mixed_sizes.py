@@ -18,12 +18,17 @@ from typing import Any
 
 import torch
 
-from benchmarks.engine.streams import BASELINE, Way, by_engine, by_pipeline, compare
-from benchmarks.engine.subject import Subject, bare_inputs, load_subject, make_requests
-from benchmarks.settings import SCALES, Report, Settings
-from benchmarks.stats import paired_ratio
-from benchmarks.stopwatch import in_turns
-from benchmarks.verdicts import at_least
+from benchmarks.engine.subject import (
+    BASELINE,
+    Subject,
+    bare_inputs,
+    by_engine,
+    by_pipeline,
+    load_subject,
+    make_requests,
+)
+from benchmarks.figures import Figure
+from benchmarks.harness import SCALES, Case, Row, Study, ratio
 from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.engine.stages.warmup import measure_step_cost
 from ray_cluster.engine.step.state import RequestState
@@ -33,6 +38,7 @@ from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ImageRequest
 
 SizePx = tuple[int, int]
+BY_SIZE, MIXED = "ours by size", "ours mixed"
 # more than are ever taken: no row is done while it is measured
 _NUM_STEPS = 500
 _STREAM_STEPS, _STREAM_IN_FLIGHT = (15, 20, 25), 8
@@ -68,98 +74,71 @@ class Contest:
     cost: StepCost
 
 
-def measure(settings: Settings, report: Report) -> dict[str, Any]:
+def measure(study: Study) -> None:
     """Measure steps, then streams."""
+    study.found["what"] = (
+        "one step of the same rows over diffusers' float32 UNet row by row, and a stream over the "
+        "float32 pipeline one by one; CPU time of one thread, in turns"
+    )
     subject = load_subject()
-    contests = [_contest(subject, dtype) for dtype in DTYPES]
-    todo = list(product(contests, SCALES, BATCHES))
-    cells, aims, streams, problems = [], [], [], []
-    for index, (contest, scale, batch) in enumerate(todo):
-        report(0.7 * index / len(todo), f"{batch} px, {contest.dtype}")
-        cell = _step(contest, batch, scale, settings.size_rounds)
-        cells.append(cell)
-        aims += _step_aims(cell, contest.computes)
-    for index, contest in enumerate(contests):
-        report(0.7 + 0.3 * index / len(contests), f"stream, {contest.dtype}")
-        [row], wrong = compare(_stream(contest, settings.stream_requests), settings.rounds)
-        streams.append({"dtype": contest.dtype, **row})
-        problems += wrong
-        figures, name = row.get("speed_up_cpu"), f"stream of sizes and steps, {contest.dtype}"
-        if figures:
-            least = _STREAM_AIMS[contest.computes]
-            aims.append(at_least(name, least, figures["median"], figures["ci95"], "x"))
-    share = 100 * sum(cell["layout_is_faster"] for cell in cells) / len(cells)
-    aims.append(at_least("faster layout chosen, of the cells", 90, share, (share, share), "%"))
-    return {
-        "what": "one step of the same rows over diffusers' float32 UNet row by row, and a stream "
-        "over the float32 pipeline one by one; CPU time of one thread, in turns",
-        "tables": {"steps": cells, "streams of 64, 96, 128 px and 15, 20, 25 steps": streams},
-        "aims": [aim.as_dict() for aim in aims],
-        "problems": problems,
-    }
+    contests = {dtype: _contest(subject, dtype) for dtype in DTYPES}
+    right = []
+    with study.part(0.0, 0.7), torch.inference_mode():
+        for dtype, scale, batch in study.each(product(DTYPES, SCALES, BATCHES)):
+            rows = study.compare("steps", _steps(contests[dtype], batch, scale, study.pick(15, 2)))
+            gain = ratio(rows, BY_SIZE, MIXED)
+            choice = choose_layout(len(set(BATCHES[batch])), contests[dtype].cost)
+            is_tie = abs(gain["median"] - 1) <= _TIE
+            right.append(is_tie or (gain["median"] > 1) == (choice == "mixed"))
+            rows[MIXED] |= {"over_by_size": gain, "layout": choice, "layout_is_faster": right[-1]}
+            _aims(study, rows[MIXED], gain, contests[dtype].computes)
+    with study.part(0.7, 1.0):
+        for dtype in study.each(DTYPES):
+            case = _stream(contests[dtype], study.pick(18, 4), study.pick(5, 1))
+            rows = study.compare("streams of 64, 96, 128 px and 15, 20, 25 steps", case)
+            if "speed_up" in rows["engine"]:
+                least = _STREAM_AIMS[contests[dtype].computes]
+                name = f"stream of sizes and steps, {dtype}"
+                study.at_least(name, least, rows["engine"]["speed_up"], "x")
+    share = 100 * sum(right) / len(right)
+    study.at_least("faster layout chosen, of the cells", 90, share, "%")
 
 
 def _contest(subject: Subject, dtype: str) -> Contest:
     unet = copy.deepcopy(subject.pipeline.unet).to(DTYPES[dtype])
-    executor = UNetExecutor(
-        copy.deepcopy(unet),
-        vae_scale_factor=subject.pipeline.vae_scale_factor,
-        device=torch.device("cpu"),
-    )
+    scale, device = subject.pipeline.vae_scale_factor, torch.device("cpu")
+    executor = UNetExecutor(copy.deepcopy(unet), vae_scale_factor=scale, device=device)
     model = replace(subject.model, executor=executor)
     cost = measure_step_cost(model, max_batch=8, clock=time.thread_time)
     computes = str(executor.dtype).removeprefix("torch.")
     return Contest(dtype, computes, replace(subject, model=model), unet, cost)
 
 
-@torch.inference_mode()
-def _step(contest: Contest, batch: str, scale: float, rounds: int) -> dict[str, Any]:
-    """Take one step of the rows in every way, in turns."""
+def _steps(contest: Contest, batch: str, scale: float, rounds: int) -> Case:
+    """One step of the rows in every way."""
     states = _states(contest, batch, scale)
     by_size: dict[SizePx, list[RequestState]] = defaultdict(list)
     for state in states:
         by_size[state.request.size_px].append(state)
-    unet = contest.subject.pipeline.unet
+    unet, dtype = contest.subject.pipeline.unet, DTYPES[contest.dtype]
     alone = [_bare(contest, unet, torch.float32, [state]) for state in states]
-    static = [
-        _bare(contest, contest.unet, DTYPES[contest.dtype], alike) for alike in by_size.values()
-    ]
+    static = [_bare(contest, contest.unet, dtype, alike) for alike in by_size.values()]
     ways: dict[str, Callable[[], object]] = {
         BASELINE: lambda: [call() for call in alone],
         "static": lambda: [call() for call in static],
-        "ours_by_size": _engine_step(contest, batch, scale, "grouped"),
-        "ours_mixed": _engine_step(contest, batch, scale, "mixed"),
+        BY_SIZE: _engine_step(contest, batch, scale, "grouped"),
+        MIXED: _engine_step(contest, batch, scale, "mixed"),
     }
-    for way in ways.values():
-        way()
-    costs = {name: [cost.cpu_s for cost in found] for name, found in in_turns(ways, rounds).items()}
-    ratio = paired_ratio(costs["ours_by_size"], costs["ours_mixed"])
-    choice = choose_layout(len(by_size), contest.cost)
-    is_tie = abs(ratio.median - 1) <= _TIE
-    return {
-        "rows_px": batch,
-        "dtype": contest.dtype,
-        "guidance": scale > 1,
-        **{
-            name: paired_ratio(costs[BASELINE], costs[name]).as_dict()
-            for name in ways
-            if name != BASELINE
-        },
-        "mixed_over_by_size": ratio.as_dict(),
-        "layout": choice,
-        "layout_is_faster": is_tie or (ratio.median > 1) == (choice == "mixed"),
-    }
+    return Case({"rows_px": batch, "dtype": contest.dtype, "guidance": scale > 1}, ways, rounds)
 
 
-def _step_aims(cell: dict[str, Any], computes: str) -> Any:
-    guided = f"guidance {'on' if cell['guidance'] else 'off'}"
-    name = f"one step, {cell['rows_px']} px, {cell['dtype']}, {guided}"
-    if cell["rows_px"].startswith(("8", "12")):
-        figures, least = cell["ours_mixed"], _STEP_AIMS[computes][cell["guidance"]]
-        yield at_least(name, least, figures["median"], figures["ci95"], "x")
-    if cell["rows_px"].startswith("4") and not cell["guidance"]:
-        figures = cell["mixed_over_by_size"]
-        yield at_least(f"{name}, over by size", 1.25, figures["median"], figures["ci95"], "x")
+def _aims(study: Study, row: Row, gain: Figure, computes: str) -> None:
+    guided = f"guidance {'on' if row['guidance'] else 'off'}"
+    name = f"one step, {row['rows_px']} px, {row['dtype']}, {guided}"
+    if row["rows_px"].startswith(("8", "12")):
+        study.at_least(name, _STEP_AIMS[computes][row["guidance"]], row["speed_up"], "x")
+    if row["rows_px"].startswith("4") and not row["guidance"]:
+        study.at_least(f"{name}, over by size", 1.25, gain, "x")
 
 
 def _states(contest: Contest, batch: str, scale: float) -> list[RequestState]:
@@ -194,17 +173,19 @@ def _engine_step(
     return engine.step
 
 
-def _stream(contest: Contest, count: int) -> dict[str, Way]:
-    rng = random.Random(11)
+def _stream(contest: Contest, count: int, rounds: int) -> Case:
+    rng, subject = random.Random(11), contest.subject
     steps = [rng.choice(_STREAM_STEPS) for _ in range(count)]
     sides = [rng.choice((64, 96, 128)) for _ in range(count)]
     plain = make_requests(count, px=64, num_steps=steps, guidance_scale=1.0)
     requests = _resized(plain, [(side, side) for side in sides])
-    subject, is_exact = contest.subject, contest.dtype == "float32"
-    return {
-        BASELINE: Way(lambda: by_pipeline(subject.pipeline, requests, 1), count),
-        "engine": Way(lambda: by_engine(subject, requests, _STREAM_IN_FLIGHT), count, is_exact),
+    ways = {
+        BASELINE: lambda: by_pipeline(subject.pipeline, requests, 1),
+        "engine": lambda: by_engine(subject, requests, _STREAM_IN_FLIGHT),
     }
+    inexact = () if contest.dtype == "float32" else ("engine",)
+    about, shares = {"dtype": contest.dtype}, dict.fromkeys(ways, count)
+    return Case(about, ways, rounds, shares, inexact=inexact)
 
 
 def _resized(requests: Sequence[ImageRequest], sizes: Sequence[SizePx]) -> list[ImageRequest]:

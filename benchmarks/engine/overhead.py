@@ -12,10 +12,8 @@ from typing import Any
 import torch
 
 from benchmarks.engine.subject import Subject, bare_inputs, load_subject, make_requests
-from benchmarks.settings import SCALES, Report, Settings
-from benchmarks.stats import paired_ratio
-from benchmarks.stopwatch import in_turns
-from benchmarks.verdicts import at_most
+from benchmarks.figures import paired_ratio, scaled
+from benchmarks.harness import SCALES, Row, Study, in_turns
 from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.policies.steps.mixed_batching import mixed_batches
 
@@ -49,30 +47,23 @@ def _timed(
     return call
 
 
-def measure(settings: Settings, report: Report) -> dict[str, Any]:
+def measure(study: Study) -> None:
     """Measure every batch with guidance off and on."""
-    subject = load_subject()
-    rows, aims = [], []
-    todo = list(product(SCALES, settings.in_flight))
-    for index, (scale, batch) in enumerate(todo):
-        report(index / len(todo), f"step of {batch}, guidance {scale:g}")
-        row = _case(subject, batch, scale, settings.step_rounds)
-        rows.append(row)
+    study.found["what"] = (
+        "one engine step against a plain unet(x, t, embeds) call of the same rows (guidance rows "
+        "included), 64 px, CPU time of the thread, in turns"
+    )
+    subject, batches = load_subject(), study.pick((1, 4, 8, 16), (1, 4))
+    for scale, batch in study.each(product(SCALES, batches)):
+        row = _step(subject, batch, scale, study.pick(40, 4))
+        study.row("mean ms of a step, and of its parts", **row)
         if batch == _AIM_BATCH:
-            ratio, guided = row["step_over_plain"], "on" if scale > 1 else "off"
-            share, low, high = (100 * (x - 1) for x in (ratio["median"], *ratio["ci95"]))
-            name = f"step over bare UNet, batch {batch}, guidance {guided}"
-            aims.append(at_most(name, _AIM_PERCENT, share, (low, high), "%").as_dict())
-    return {
-        "what": "one engine step against a plain unet(x, t, embeds) call of the same rows "
-        "(guidance rows included), 64 px, CPU time of the thread, in turns",
-        "tables": {"mean ms of a step, and of its parts": rows},
-        "aims": aims,
-    }
+            name = f"step over bare UNet, batch {batch}, guidance {'on' if scale > 1 else 'off'}"
+            study.at_most(name, _AIM_PERCENT, scaled(row["step_over_plain"], 100, less=1), "%")
 
 
 @torch.inference_mode()
-def _case(subject: Subject, batch: int, scale: float, rounds: int) -> dict[str, Any]:
+def _step(subject: Subject, batch: int, scale: float, rounds: int) -> Row:
     spent_s: defaultdict[str, float] = defaultdict(float)
     model = subject.model
     engine = build_engine(
@@ -90,12 +81,12 @@ def _case(subject: Subject, batch: int, scale: float, rounds: int) -> dict[str, 
     in_turns(ways, _WARM_UP)
     spent_s.clear()
     costs = {name: [one.cpu_s for one in found] for name, found in in_turns(ways, rounds).items()}
-    step_ms, plain_ms = (1e3 * sum(costs[name]) / rounds for name in ("step", "plain"))
+    step_ms, plain_ms = (1e3 * sum(costs[name]) / rounds for name in ways)
     executor_ms, policy_ms = (1e3 * spent_s[name] / rounds for name in ("executor", "policy"))
     return {
         "batch": batch,
         "guidance": scale > 1,
-        "step_over_plain": paired_ratio(costs["step"], costs["plain"]).as_dict(),
+        "step_over_plain": paired_ratio(costs["step"], costs["plain"]),
         "step": step_ms,
         "plain_call": plain_ms,
         "executor_beyond_it": executor_ms - plain_ms,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,8 +14,10 @@ import torch
 from diffusers import StableDiffusionPipeline
 from torch import Tensor
 
-from benchmarks.settings import MODEL
+from benchmarks.harness import MODEL
 from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.adapters.adapter_set import AdapterSet
+from ray_cluster.engine.controlnets.asks import ControlNetBackend
 from ray_cluster.engine.files.folders import resolve_folder
 from ray_cluster.engine.models.loading import (
     LoadedModel,
@@ -22,6 +26,7 @@ from ray_cluster.engine.models.loading import (
     start_states,
 )
 from ray_cluster.engine.stages.autoencoder import ImageDecoder, ImageEncoder, Pixels
+from ray_cluster.engine.stages.building import build_engine
 from ray_cluster.engine.stages.prompt_encoder import PipelineEncoder
 from ray_cluster.engine.stages.warmup import prepare_threads
 from ray_cluster.engine.step.state import RequestState
@@ -29,6 +34,8 @@ from ray_cluster.engine.unet.executor import UNetExecutor
 from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.requests import ImageRequest
 
+Images = dict[str, Pixels]
+BASELINE = "one by one"
 _CPU = torch.device("cpu")
 _COLOURS = ("red", "green", "blue", "yellow")
 _SHAPES = ("circle", "square", "triangle")
@@ -103,20 +110,6 @@ def make_requests(
     ]
 
 
-def largest_difference(first: dict[str, Pixels], second: dict[str, Pixels]) -> int:
-    """Return the largest difference of a pixel value over the images in both, in 1/255.
-
-    Raises:
-        ValueError: they have no image in common, or one of another shape.
-    """
-    common = first.keys() & second.keys()
-    if not common or any(first[name].shape != second[name].shape for name in common):
-        raise ValueError("there is nothing to compare: no common image of one shape")
-    return max(
-        int(np.abs(first[name].astype(int) - second[name].astype(int)).max()) for name in common
-    )
-
-
 def bare_inputs(subject: Subject, states: Sequence[RequestState]) -> dict[str, Tensor]:
     """Return the inputs of a plain UNet call for the next step of the rows, guidance included."""
     tables = [
@@ -135,3 +128,73 @@ def bare_inputs(subject: Subject, states: Sequence[RequestState]) -> dict[str, T
         "timestep": torch.cat([steps, steps]),
         "encoder_hidden_states": torch.stack([n for n in negatives if n is not None] + embeds),
     }
+
+
+def by_pipeline(pipeline: Any, requests: Sequence[ImageRequest], in_flight: int) -> Images:
+    """Make the images by the pipeline in static batches of the requests in flight.
+
+    One call has one number of steps, so only requests with as many steps as the oldest share it.
+    """
+    images: Images = {}
+    queue, pending = deque(requests), list[ImageRequest]()
+    while queue or pending:
+        while queue and len(pending) < in_flight:
+            pending.append(queue.popleft())
+        batch = [one for one in pending if one.num_steps == pending[0].num_steps]
+        pending = [one for one in pending if one not in batch]
+        found = pipeline(
+            prompt=[request.prompt for request in batch],
+            negative_prompt=[request.negative_prompt or "" for request in batch],
+            width=batch[0].width_px,
+            height=batch[0].height_px,
+            num_inference_steps=batch[0].num_steps,
+            guidance_scale=batch[0].guidance_scale,
+            generator=[torch.Generator("cpu").manual_seed(request.seed) for request in batch],
+        ).images
+        pairs = zip(batch, found, strict=True)
+        images |= {request.request_id: np.asarray(image) for request, image in pairs}
+    return images
+
+
+@torch.inference_mode()
+def by_engine(
+    subject: Subject,
+    requests: Sequence[ImageRequest],
+    in_flight: int,
+    *,
+    pixels: Mapping[str, EditPixels] | None = None,
+    sets_of: Callable[[str], AdapterSet | None] = lambda _request_id: None,
+    controls: ControlNetBackend | None = None,
+    maps_of: Callable[[ImageRequest], tuple[Tensor, ...]] = lambda _request: (),
+) -> Images:
+    """Make the images by the encode stages, the production step engine and the decode stage.
+
+    Args:
+        pixels: of edits, by request id; None for images from text.
+        sets_of: returns a request's LoRAs, as it is admitted; of the denoiser alone.
+        controls: ControlNets that requests may name.
+        maps_of: returns what a request's ControlNets follow.
+    """
+    images: Images = {}
+    queue = deque(requests)
+    engine = build_engine(
+        subject.model, max_batch=in_flight, clock=time.monotonic, controls=controls
+    )
+    while queue or len(engine):
+        num_admitted = min(len(queue), in_flight - len(engine))
+        if num_admitted:
+            admitted = [queue.popleft() for _ in range(num_admitted)]
+            own = [pixels[one.request_id] for one in admitted] if pixels is not None else []
+            for state in subject.start(admitted, own):
+                adapters = sets_of(state.request.request_id)
+                state.maps = maps_of(state.request)
+                engine.add(state, None if adapters is None else adapters.denoiser)
+        report = engine.step()
+        if report.failed:
+            raise RuntimeError(f"a request failed: {report.failed[0].error}")
+        for size in {state.request.size_px for state in report.finished}:
+            alike = [state for state in report.finished if state.request.size_px == size]
+            decoded = subject.model.decoder.decode([state.latents for state in alike])
+            pairs = zip(alike, decoded, strict=True)
+            images |= {state.request.request_id: image for state, image in pairs}
+    return images

@@ -25,8 +25,7 @@ from typing import Any
 os.environ.update(HF_HUB_OFFLINE="1")
 
 from benchmarks.machine import ROOT, describe_run, load_now
-from benchmarks.progress import comma_list, wide_console
-from benchmarks.report import as_json, has_problems, print_sections
+from benchmarks.tables import as_json, comma_list, has_problems, print_sections, wide_console
 
 BUDGET_S, GROUPS_S = 440.0, 600.0
 _GRACE_S = 30.0

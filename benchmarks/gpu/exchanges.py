@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.multiprocessing.spawn import spawn
 
-from benchmarks.stats import summarise
+from benchmarks.figures import summarise
 from ray_cluster.engine.groups.rank_sets import RankSets
 
 # the ranks import this file and do without the models' libraries
@@ -73,8 +73,8 @@ def measure_exchanges(settings: Settings, families: Sequence[Family], section: S
         spawn(_exchange, shared, nprocs=settings.num_ranks)
         samples = json.loads((Path(folder) / "found.json").read_text(encoding="utf-8"))
     for cell, (there_ms, back_ms) in zip(cells, samples, strict=True):
-        row = asdict(cell) | {"there_ms": summarise(there_ms).as_dict()}
-        row |= {"back_ms": summarise(back_ms).as_dict()}
+        row = asdict(cell) | {"there_ms": summarise(there_ms)}
+        row |= {"back_ms": summarise(back_ms)}
         row["step_ms"] = cell.layers * (median(there_ms) + median(back_ms))
         section.table("exchanges").append(row)
 

@@ -20,13 +20,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from benchmarks.figures import summarise
 from benchmarks.gpu.exchanges import measure_exchanges
 from benchmarks.gpu.families import Family
 from benchmarks.gpu.kernels import relative_error
 from benchmarks.gpu.record import Record, Section
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.subject import free_memory
-from benchmarks.stats import summarise
 from ray_cluster.engine.groups.degree_costs import Way
 
 if TYPE_CHECKING:
@@ -153,8 +153,7 @@ def measure_degrees(
             for way in list(ways)[:: 1 if number % 2 == 0 else -1]:
                 ms[way].append(1e3 * calls[way]()[0])
         section.table("steps by degree").extend(
-            {"side_px": side, **asdict(way), "ms": summarise(taken).as_dict()}
-            for way, taken in ms.items()
+            {"side_px": side, **asdict(way), "ms": summarise(taken)} for way, taken in ms.items()
         )
 
 

@@ -8,13 +8,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from benchmarks.figures import summarise
 from benchmarks.gpu.record import Record, Section
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.steps import Ways, time_cell
+from benchmarks.harness import sample_in_turns
 from benchmarks.kernels.cases import cases_of
 from benchmarks.kernels.section import measure_case
-from benchmarks.stats import summarise
-from benchmarks.stopwatch import sample_in_turns
 from ray_cluster.engine.batch.spans import Spans
 from ray_cluster.engine.batch.token_layout import composition_of, layout_of
 from ray_cluster.engine.dit.attention import (
@@ -49,7 +49,7 @@ def _bandwidth(settings: Settings, section: Section) -> None:
         {"copy": lambda: goal.copy_(source)}, settings.sampling, device=settings.device.type
     )
     rates = summarise([2e-9 * settings.copy_bytes / one for one in samples["copy"]])
-    row = {"bytes": settings.copy_bytes, "read_and_written_gb_per_s": rates.as_dict()}
+    row = {"bytes": settings.copy_bytes, "read_and_written_gb_per_s": rates}
     section.table("a copy").append(row)
 
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.report import as_json
+from benchmarks.tables import as_json
 
 
 class Section:

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.gpu.families import Family, published, tiny
 from benchmarks.gpu.subject import SizePx
+from benchmarks.harness import Sampling
 from benchmarks.kernels.cases import Sizes, cpu_sizes, gpu_sizes
-from benchmarks.stopwatch import Sampling
 
 CompileKind = Literal["blocks", "whole", "none"]
 

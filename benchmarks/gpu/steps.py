@@ -11,12 +11,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.figures import at_least, paired_ratio, summarise
 from benchmarks.gpu.record import Section
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.subject import Contest, SizePx, free_memory
-from benchmarks.stats import paired_ratio, summarise
-from benchmarks.stopwatch import sample_in_turns
-from benchmarks.verdicts import at_least
+from benchmarks.harness import sample_in_turns
 from ray_cluster.engine.device.cuda_graphs import GraphedExecutor
 from ray_cluster.policies.costs.cost_model import fitted_cost
 from ray_cluster.policies.steps.batch_layout import choose_layout
@@ -66,13 +65,13 @@ def time_cell(
     finally:
         free_memory(settings.device)
     rows = [
-        {**about, "by": way, "ms": summarise([1e3 * one for one in seconds]).as_dict()}
+        {**about, "by": way, "ms": summarise([1e3 * one for one in seconds])}
         for way, seconds in samples.items()
     ]
     baseline = next(iter(samples.values()))
     if is_exact:
         for row, seconds in zip(rows, samples.values(), strict=True):
-            row["speed_up"] = paired_ratio(baseline, seconds).as_dict()
+            row["speed_up"] = paired_ratio(baseline, seconds)
     return rows, samples
 
 
@@ -123,16 +122,15 @@ def measure_mixes(
         if not samples or not is_exact:
             continue
         ratio = paired_ratio(samples[GROUPED], samples[OURS])
-        choice, is_tie = choose_layout(len(set(sizes)), cost), abs(ratio.median - 1) <= _TIE
-        is_faster = is_tie or (ratio.median > 1) == (choice == "mixed")
-        gain = ratio.as_dict()
+        choice, is_tie = choose_layout(len(set(sizes)), cost), abs(ratio["median"] - 1) <= _TIE
+        is_faster = is_tie or (ratio["median"] > 1) == (choice == "mixed")
         layouts.append(
-            {"mix": name, "mixed_over_by_size": gain, "layout": choice, "is_faster": is_faster}
+            {"mix": name, "mixed_over_by_size": ratio, "layout": choice, "is_faster": is_faster}
         )
         if name in settings.small_mixes:
             over = paired_ratio(samples[ONE_BY_ONE], samples[OURS])
-            aim = at_least(f"{name} px, over one by one", _SMALL_AIM, over.median, over.ci95, "x")
-            aims.append(aim.as_dict())
+            aim = at_least(f"{name} px, over one by one", _SMALL_AIM, over, "x")
+            aims.append(aim)
 
 
 def _mixed_ways(contest: Contest, sizes: Sequence[SizePx], *, graphs: bool) -> Ways:

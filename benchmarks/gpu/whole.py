@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from benchmarks.figures import summarise
 from benchmarks.gpu.record import Record, Section
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.steps import time_cell
 from benchmarks.gpu.subject import free_memory
-from benchmarks.stats import summarise
 
 if TYPE_CHECKING:
     from ray_cluster.engine.models.loading import LoadedModel
@@ -204,12 +204,12 @@ def measure_stages(settings: Settings, runs: Runs, section: Section) -> None:
         busy_ms += runs.first_step_ms
     found = {name: summarise(taken) for name, taken in ms.items()}
     section.table("steps").extend(
-        {"steps": name, "batch": batch, "ms": one.as_dict()} for name, one in found.items()
+        {"steps": name, "batch": batch, "ms": one} for name, one in found.items()
     )
     whole, slowed = found.values()
-    section.table("inflation").append({"step_over_alone": slowed.median / whole.median})
+    section.table("inflation").append({"step_over_alone": slowed["median"] / whole["median"]})
     section.table("to the end of the first step").extend(
-        {"when": when, "ms": summarise(list(taken)).as_dict()}
+        {"when": when, "ms": summarise(list(taken))}
         for when, taken in (("idle", idle_ms), ("busy", busy_ms))
     )
 

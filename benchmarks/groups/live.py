@@ -12,12 +12,12 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.queues import Queue
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import diffusers
 import httpx
@@ -47,16 +47,14 @@ _PATIENCE_S = 600.0
 _WAKE_S = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(NamedTuple):
     """One request: seconds from the beginning of its workload, and its side in pixels."""
 
     arrival_s: float
     side_px: int
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """A workload under a policy.
 
     Attributes:
@@ -70,8 +68,7 @@ class Unit:
     asks: tuple[Ask, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Served:
+class Served(NamedTuple):
     """What became of a unit.
 
     Attributes:
@@ -89,8 +86,7 @@ class Served:
         return 100 * fmean(one is not None for one in self.seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Ready:
+class Ready(NamedTuple):
     """A service that is warm.
 
     Attributes:
@@ -103,8 +99,7 @@ class Ready:
     ratios: dict[str, float]
 
 
-@dataclass(frozen=True, slots=True)
-class Over:
+class Over(NamedTuple):
     """A service that has ended.
 
     Attributes:
@@ -112,6 +107,9 @@ class Over:
     """
 
     real: tuple[float, ...]
+
+
+Found = Ready | Served | Over
 
 
 class _Policies:
@@ -151,9 +149,7 @@ class _Grid:
         return decision
 
 
-def run(
-    units: Queue[Unit | None], found: Queue[Ready | Served | Over], times: StepTimes, pace: float
-) -> None:
+def run(units: Queue[Unit | None], found: Queue[Found], times: StepTimes, pace: float) -> None:
     """Serve units until there is None; in a process of its own."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(prefix="groups-") as name:
@@ -161,11 +157,7 @@ def run(
 
 
 async def _run(
-    folder: Path,
-    units: Queue[Unit | None],
-    found: Queue[Ready | Served | Over],
-    times: StepTimes,
-    pace: float,
+    folder: Path, units: Queue[Unit | None], found: Queue[Found], times: StepTimes, pace: float
 ) -> None:
     policies = _Policies()
     setattr(builder, "plan_round", policies)  # noqa: B010 - a group asks for no other one

@@ -10,35 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.figures import paired_ratio, summarise
+from benchmarks.harness import Sampling, Study, sample_in_turns
 from benchmarks.kernels.cases import Case, Sizes, cases_of, cpu_sizes, gpu_sizes
-from benchmarks.settings import Report, Settings
-from benchmarks.stats import paired_ratio, summarise
-from benchmarks.stopwatch import Sampling, sample_in_turns
 
 # of values relative to what is larger than 1; halves are rounded after each naive call
 TOLERANCES = {torch.float32: 1e-4, torch.float16: 2e-2, torch.bfloat16: 4e-2}
 _SAMPLE_S, _MOST_CALLS = 2e-3, 1000
 
 
-def measure(settings: Settings, report: Report) -> dict[str, Any]:
+def measure(study: Study) -> None:
     """Check every implementation against the reference, then time them in turns."""
     torch.manual_seed(0)
     on_gpu = torch.cuda.is_available()
     sizes = gpu_sizes() if on_gpu else cpu_sizes()
-    rows, problems, cases = [], [], cases_of(sizes)
-    with torch.inference_mode():
-        for number, case in enumerate(cases):
-            report(number / len(cases), case.op)
-            found, wrong = measure_case(case, sizes, settings.kernel_rounds)
-            rows += found
-            problems += wrong
     where = f"{torch.cuda.get_device_name()}, device" if on_gpu else "one thread, CPU"
-    return {
-        "what": f"ops in {str(sizes.dtype).removeprefix('torch.')} ({where} time); of_copy is the "
-        "share of what copying as many bytes reaches",
-        "tables": {"ops": rows},
-        "problems": problems,
-    }
+    study.found["what"] = (
+        f"ops in {str(sizes.dtype).removeprefix('torch.')} ({where} time); of_copy is the share of "
+        "what copying as many bytes reaches"
+    )
+    cases = {case.op: case for case in cases_of(sizes)}
+    with torch.inference_mode():
+        for op in study.each(cases):
+            rows, problems = measure_case(cases[op], sizes, study.pick(60, 3))
+            for row in rows:
+                study.row("ops", **row)
+            for problem in problems:
+                study.fail(problem)
 
 
 def measure_case(case: Case, sizes: Sizes, rounds: int) -> tuple[list[dict[str, Any]], list[str]]:
@@ -58,11 +56,11 @@ def measure_case(case: Case, sizes: Sizes, rounds: int) -> tuple[list[dict[str, 
     rows, problems, tolerance = [], [], TOLERANCES[sizes.dtype]
     for name, found in seconds.items():
         row: dict[str, Any] = {"op": case.op, "shape": case.shape, "by": name}
-        row["us"] = summarise([1e6 * one for one in found]).as_dict()
+        row["us"] = summarise([1e6 * one for one in found])
         if differences.get(name, 0.0) <= tolerance:
             row["gb_per_s"] = case.num_bytes / row["us"]["median"] / 1e3
-            row["of_copy"] = paired_ratio(seconds["copy"], found).as_dict()
-            row["over_naive"] = paired_ratio(seconds["naive"], found).as_dict()
+            row["of_copy"] = paired_ratio(seconds["copy"], found)
+            row["over_naive"] = paired_ratio(seconds["naive"], found)
         else:
             gap = f"differs by {differences[name]:.2g}, allowed {tolerance:g}"
             problems.append(f"{case.op}, {case.shape}, {name}: {gap}")

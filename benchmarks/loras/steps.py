@@ -8,17 +8,14 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from benchmarks.engine.subject import Subject, load_subject, make_requests
-from benchmarks.loras.settings import LoraSettings
+from benchmarks.figures import paired_ratio, scaled
+from benchmarks.harness import Plot, Study, cpu_seconds, in_turns
 from benchmarks.loras.subject import different, read_styles
-from benchmarks.report import Row, Section
-from benchmarks.settings import Report
-from benchmarks.stats import paired_ratio
-from benchmarks.stopwatch import cpu_seconds, in_turns
-from benchmarks.verdicts import at_most
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.lora_files import LoraFactors
 from ray_cluster.engine.stages.building import build_engine
 
+_PX = 64
 # more than are ever taken: no row is done while it is measured
 _NUM_STEPS = 900
 _WARM_UP = 2
@@ -28,29 +25,31 @@ _AIM_PERCENT, _AIM_BATCH, _AIM_WAY = 20.0, 8, "different, rank 16"
 _BASE = "none"
 
 
-def measure(settings: LoraSettings, report: Report) -> Section:
-    """Return the section."""
-    report(0.0, "loading")
-    subject = load_subject()
-    sets = _sets(subject, max(settings.batches))
-    rows: list[Row] = []
-    aims = []
-    for index, batch in enumerate(settings.batches):
-        report(index / len(settings.batches), f"batch of {batch}")
-        found = _cases(subject, sets, batch, settings)
-        rows += found
-        for row in found:
-            if batch == _AIM_BATCH and row["loras"] == _AIM_WAY:
-                ratio = row["over_base"]
-                share, low, high = (100 * (x - 1) for x in (ratio["median"], *ratio["ci95"]))
-                name = f"step with {batch} LoRAs of rank 16 beyond one without"
-                aims.append(at_most(name, _AIM_PERCENT, share, (low, high), "%").as_dict())
-    return {
-        "what": f"one engine step of {settings.px} px with LoRAs over one without, no guidance, "
-        "one thread, CPU time, in turns; first: the two steps after a change of the batch",
-        "tables": {"steps with LoRAs": rows},
-        "aims": aims,
-    }
+def measure(study: Study) -> None:
+    """Measure batches with different LoRAs."""
+    study.found["what"] = (
+        f"one engine step of {_PX} px with LoRAs over one without, no guidance, one thread, CPU "
+        "time, in turns; first: the two steps after a change of the batch"
+    )
+    subject, batches = load_subject(), study.pick((1, 4, 8), (1, 4))
+    sets = _sets(subject, max(batches))
+    for batch in study.each(batches):
+        ways = {name: _Steps(subject, own[:batch]) for name, own in sets.items()}
+        with torch.inference_mode():
+            in_turns(ways, _WARM_UP)
+            for way in ways.values():
+                way.first_s.clear()
+                way.next_s.clear()
+            in_turns(ways, study.pick(15, 2))
+        for name, way in ways.items():
+            over = paired_ratio(way.next_s, ways[_BASE].next_s)
+            first = paired_ratio(way.first_s, ways[_BASE].first_s)
+            columns = {"over_base": over, "ms_cpu": 1e3 * min(way.next_s), "first_over_base": first}
+            study.row("steps with LoRAs", batch=batch, loras=name, **columns)
+            if (batch, name) == (_AIM_BATCH, _AIM_WAY):
+                what = f"step with {batch} LoRAs of rank 16 beyond one without"
+                study.at_most(what, _AIM_PERCENT, scaled(over, 100, less=1), "%")
+    study.plots.append(Plot("steps with LoRAs", "batch", ("over_base",), ("loras",)))
 
 
 def _sets(subject: Subject, count: int) -> Mapping[str, Sequence[AdapterSet | None]]:
@@ -60,10 +59,8 @@ def _sets(subject: Subject, count: int) -> Mapping[str, Sequence[AdapterSet | No
     def bound(*loras: LoraFactors) -> AdapterSet:
         return bind_adapters(subject.model, [(one, 1.0) for one in loras])
 
-    ways: dict[str, Sequence[AdapterSet | None]] = {
-        _BASE: [None] * count,
-        "the same, rank 8": [bound(styles["outline"])] * count,
-    }
+    same = [bound(styles["outline"])] * count
+    ways: dict[str, Sequence[AdapterSet | None]] = {_BASE: [None] * count, "the same, rank 8": same}
     for style, rank in (("pastel", 4), ("outline", 8), ("texture", 16)):
         several = different(styles[style], count)
         ways[f"different, rank {rank}"] = [bound(one) for one in several]
@@ -77,32 +74,6 @@ def _sets(subject: Subject, count: int) -> Mapping[str, Sequence[AdapterSet | No
     return ways
 
 
-@torch.inference_mode()
-def _cases(
-    subject: Subject,
-    sets: Mapping[str, Sequence[AdapterSet | None]],
-    batch: int,
-    settings: LoraSettings,
-) -> list[Row]:
-    ways = {name: _Steps(subject, own[:batch], settings.px) for name, own in sets.items()}
-    in_turns(ways, _WARM_UP)
-    for way in ways.values():
-        way.first_s.clear()
-        way.next_s.clear()
-    in_turns(ways, settings.step_rounds)
-    base = ways[_BASE]
-    return [
-        {
-            "batch": batch,
-            "loras": name,
-            "over_base": paired_ratio(way.next_s, base.next_s).as_dict(),
-            "ms_cpu": 1e3 * min(way.next_s),
-            "first_over_base": paired_ratio(way.first_s, base.first_s).as_dict(),
-        }
-        for name, way in ways.items()
-    ]
-
-
 class _Steps:
     """Steps of an engine that has a request for each of some sets: mean CPU seconds of one.
 
@@ -111,9 +82,10 @@ class _Steps:
         next_s: of those after them.
     """
 
-    def __init__(self, subject: Subject, sets: Sequence[AdapterSet | None], px: int) -> None:
+    @torch.inference_mode()
+    def __init__(self, subject: Subject, sets: Sequence[AdapterSet | None]) -> None:
         self._engine = build_engine(subject.model, max_batch=len(sets), clock=time.monotonic)
-        requests = make_requests(len(sets), px=px, num_steps=_NUM_STEPS, guidance_scale=1.0)
+        requests = make_requests(len(sets), px=_PX, num_steps=_NUM_STEPS, guidance_scale=1.0)
         for state, own in zip(subject.start(requests), sets, strict=True):
             self._engine.add(state, None if own is None else own.denoiser)
         self.first_s: list[float] = []

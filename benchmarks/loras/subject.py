@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.settings import MODEL
+from benchmarks.harness import MODEL
 from ray_cluster.engine.adapters.lora_files import LoraFactors, read_lora
 from ray_cluster.engine.adapters.low_rank import LowRank
 from ray_cluster.engine.files.folders import resolve_folder

@@ -10,11 +10,22 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from benchmarks.prediction.study import Ended, Mix, Planned, draw_trace, figures
-from benchmarks.settings import MODEL
+from benchmarks.harness import MODEL, Study
+from benchmarks.prediction.study import (
+    FALSE_AIM,
+    LOADS,
+    MEDIAN_AIM,
+    P95_AIM,
+    Ended,
+    Mix,
+    Planned,
+    draw_trace,
+    figures,
+)
 from ray_cluster.cell.local import LocalCell
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.cell_wide import DispatchConfig, LimitsConfig, StorageConfig
@@ -34,6 +45,22 @@ _WAIT_S = 5.0
 _START_S = 60.0
 _FOREVER_S = 1e5
 _WHEN_LATE: tuple[WhenLate, ...] = ("refuse", "accept")
+_SIDES, _MAX_BATCH, _SEED = (64, 96, 128), 8, 0
+_MIXES = (Mix("equal", _SIDES, (20, 20)), Mix("mixed", _SIDES, (10, 30)))
+_QUICK = (Mix("equal", (64,), (3, 3)), Mix("mixed", (64, 96), (2, 4)))
+
+
+def measure(study: Study) -> None:
+    """Run traces of several loads."""
+    study.found["what"] = (
+        "predicted ends beside real ones, in percent; wanted: error_median "
+        f"{MEDIAN_AIM:g}, error_p95 {P95_AIM:g}, false_refusals {FALSE_AIM:g} at most"
+    )
+    pool = pool_of(_SIDES, _MAX_BATCH)
+    speed = measure_speed(pool, _SIDES)
+    for mix, load in study.each(product(study.pick(_MIXES, _QUICK), LOADS)):
+        found = run_live(pool, speed, mix, load, study.pick(80, 8), _SEED)
+        study.row("live traces", steps=mix.name, load=load, **found)
 
 
 @dataclass(frozen=True, slots=True)

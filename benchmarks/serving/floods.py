@@ -12,7 +12,6 @@ import os
 import signal
 import socket
 import struct
-import tempfile
 import threading
 import time
 import zlib
@@ -21,18 +20,15 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from io import BytesIO
-from pathlib import Path
 from typing import Any
 
 import httpx
 import psutil
 from PIL import Image
 
-from benchmarks.serving.contenders import OwnContender, Site
-from benchmarks.serving.service_process import running
-from benchmarks.settings import Report, Settings
-from benchmarks.stats import percentile
-from benchmarks.verdicts import at_least
+from benchmarks.figures import percentile
+from benchmarks.harness import Row, Study
+from benchmarks.serving.services import Config, Contender, Running, running
 from ray_cluster.config.sections.keys import key_digest
 
 FLOOD_KEY, OTHER_KEY = "flood", "other"
@@ -42,34 +38,26 @@ _PROMPT = "a large red circle in the center on a white background"
 _SIDE_PX = 8192
 
 
-@dataclass(frozen=True, kw_only=True)
-class FloodedContender(OwnContender):
-    """The service with an idle model, a busy one with a ControlNet, and one that will be dead."""
-
-    sources: tuple[str, ...] = ()
-
-    def config(self, site: Site, port: int) -> dict[str, Any]:
-        """Return the service's configuration."""
-        own = super().config(site, port)
-        pool = {"device": "cpu", "replicas": 1, "num_cpus": 0.2, "min_px": 64, "max_px": 128}
-        pools = [
-            {**pool, "name": IDLE, "model": IDLE},
-            {**pool, "name": BUSY, "model": BUSY},
-            {**pool, "name": DEAD, "model": IDLE, "served_as": DEAD},
-        ]
-        roles = ["use", "loras"]
-        keys = [
-            {"name": name, "key": f"sha256:{key_digest(name)}", "roles": roles}
-            for name in (FLOOD_KEY, OTHER_KEY)
-        ]
-        net = {"name": "edges", "model": "shapes-sd-edges", "bases": [BUSY], "num_cpus": 0.2}
-        return own | {
-            "pools": pools,
-            "http": {**own["http"], "api_keys": keys},
-            "controlnets": [net],
-            "loras": {"folder": str(site.folder / "loras"), "sources": ["builtin:", *self.sources]},
-            "dispatch": {"replica_timeout_s": 4, "model_lost_s": 10},
-        }
+def flooded_of(usual: Config, *sources: str) -> Config:
+    """Return an idle model, a busy one with a ControlNet, and one that will be dead."""
+    pool = {"device": "cpu", "replicas": 1, "num_cpus": 0.2, "min_px": 64, "max_px": 128}
+    pools = [
+        {**pool, "name": IDLE, "model": IDLE},
+        {**pool, "name": BUSY, "model": BUSY},
+        {**pool, "name": DEAD, "model": IDLE, "served_as": DEAD},
+    ]
+    keys = [
+        {"name": name, "key": f"sha256:{key_digest(name)}", "roles": ["use", "loras"]}
+        for name in (FLOOD_KEY, OTHER_KEY)
+    ]
+    net = {"name": "edges", "model": "shapes-sd-edges", "bases": [BUSY], "num_cpus": 0.2}
+    return usual | {
+        "pools": pools,
+        "http": {**usual["http"], "api_keys": keys},
+        "controlnets": [net],
+        "loras": {**usual["loras"], "sources": ["builtin:", *sources]},
+        "dispatch": {"replica_timeout_s": 4, "model_lost_s": 10},
+    }
 
 
 @dataclass(slots=True)
@@ -226,56 +214,48 @@ def _edit(client: httpx.Client, seed: int) -> bool:
 OTHERS = {"generation": _generate, "job": _make_job, "edit": _edit}
 
 
-def measure(settings: Settings, report: Report) -> dict[str, Any]:
+def measure(study: Study) -> None:
     """Run the service, and measure each flood beside each other way to call it."""
-    rows: list[dict[str, Any]] = []
-    report(0.0, "starting Ray and Serve")
-    with trickling_source() as source, tempfile.TemporaryDirectory() as folder:
-        contender = FloodedContender(what="floods", sources=(source,))
-        log = Path(folder) / "log"
-        with running(contender, dtype="float32", alone_s={}, log=log) as url:
+    study.found["what"] = f"{_THREADS} threads of one key flood, another key calls an idle model"
+    calls, rows = study.pick(34, 3), list[Row]()
+    with trickling_source() as source:
+        contender = Contender(what="floods", change=lambda usual: flooded_of(usual, source))
+        with running(contender) as service:
             _stop_replica_of(DEAD)
-            for number, name in enumerate(FLOODS):
-                report(number / len(FLOODS), name)
-                with flooding(url, source, name) as flooders:
-                    rows += [
-                        {"flood": name, "other": way, **_others(url, way, settings)}
-                        for way in OTHERS
-                    ]
+            for name in study.each(FLOODS):
+                with flooding(service, source, name) as flooders:
+                    for way in OTHERS:
+                        columns = {"flood": name, "other": way, **_others(service, way, calls)}
+                        rows.append(study.row("calls of the other key, seconds", **columns))
                 answers: Counter[str] = sum((one.answers for one in flooders), Counter())
                 rows[-1]["flood's answers"] = dict(answers.most_common(4))
     worst = min(row["in time"] / row["calls"] for row in rows)
-    aim = at_least("calls of the other key within 10 s", 1.0, worst, (worst, worst), "")
-    return {
-        "what": f"{_THREADS} threads of one key flood, another key calls an idle model",
-        "tables": {"calls of the other key, seconds": rows},
-        "aims": [aim.as_dict()],
-    }
+    study.at_least("calls of the other key within 10 s", 1.0, worst, "")
 
 
-def _others(url: str, way: str, settings: Settings) -> dict[str, Any]:
-    headers = {"Authorization": f"Bearer {OTHER_KEY}"}
+def _others(service: Running, way: str, count: int) -> Row:
     took_s, in_time = [], 0
-    with httpx.Client(base_url=url, headers=headers, timeout=3 * _SLO_S) as client:
-        for seed in range(settings.flood_calls):
+    with service.client(OTHER_KEY) as client:
+        client.timeout = httpx.Timeout(3 * _SLO_S)
+        for seed in range(count):
             started_s = time.monotonic()
             with suppress(httpx.HTTPError):
                 is_made = OTHERS[way](client, seed)
                 took_s.append(time.monotonic() - started_s)
                 in_time += is_made and took_s[-1] <= _SLO_S
     p50, p95 = (round(percentile(took_s, one), 3) for one in (50, 95))
-    return {"calls": settings.flood_calls, "in time": in_time, "p50": p50, "p95": p95}
+    return {"calls": count, "in time": in_time, "p50": p50, "p95": p95}
 
 
 @contextmanager
-def flooding(url: str, source: str, name: str) -> Iterator[list[Flooder]]:
+def flooding(service: Running, source: str, name: str) -> Iterator[list[Flooder]]:
     """Flood within the block, by some threads."""
     is_over = threading.Event()
-    headers = {"Authorization": f"Bearer {FLOOD_KEY}"}
     flooders = [
-        Flooder(httpx.Client(base_url=url, headers=headers, timeout=30.0), source, number, is_over)
-        for number in range(_THREADS)
+        Flooder(service.client(FLOOD_KEY), source, number, is_over) for number in range(_THREADS)
     ]
+    for one in flooders:
+        one.client.timeout = httpx.Timeout(30.0)
     threads = [threading.Thread(target=FLOODS[name], args=(one,)) for one in flooders]
     for thread in threads:
         thread.start()

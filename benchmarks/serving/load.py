@@ -3,95 +3,69 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
 import numpy as np
 
-from benchmarks.serving.calls import image_body, running_service
+from benchmarks.figures import percentile
+from benchmarks.harness import Study
 from benchmarks.serving.processes import cpu_ms_per_request, cpu_s_by_role, memory_by_role
-from benchmarks.settings import Report, Settings
-from benchmarks.stats import percentile
-from benchmarks.verdicts import at_most
+from benchmarks.serving.services import Contender, calling, image_body, running
 
 ROLES = ("gateway", "dispatcher")
 # growth that counts as none: below it, an hour of load takes less than the spread of two starts
 MAX_SLOPE_MIB_PER_MIN = 1.0
 # the first part of the run fills caches, pools and the heap: later growth is another matter
 _WARM_UP_S = 60.0
-_TIMEOUT_S = 120.0
-_NUM_STEPS = 1
+_NUM_STEPS, _FEWEST = 1, 6
 _SMALLEST = "64x64"
 
 
-@dataclass(slots=True)
-class _Client:
-    """What one client has seen."""
+def measure(study: Study) -> None:
+    """Measure latencies, errors and the memory of the processes over time."""
+    load_s, num = study.pick(300.0, 20.0), 64
+    seconds: dict[str, list[float]] = {"attached": [], "job": []}
+    errors: dict[str, Counter[str]] = {kind: Counter() for kind in seconds}
+    kinds = {"attached": _attached, "job": _job}
 
-    kind: str
-    seconds: list[float] = field(default_factory=list)
-    errors: Counter[str] = field(default_factory=Counter)
-
-
-def measure(settings: Settings, report: Report) -> dict[str, Any]:
-    """Return latencies, errors and the memory of the processes over time."""
-    report(0.0, "starting Ray and Serve")
-    half = settings.load_clients // 2
-    clients = [_Client(kind) for kind in ("attached", "job") for _ in range(half)]
-    stop = threading.Event()
-    with running_service(1) as (url, _):
-        threads = [
-            threading.Thread(target=_call_until, args=(stop, url, client, number))
-            for number, client in enumerate(clients)
-        ]
-        before, started_s = cpu_s_by_role(), time.perf_counter()
-        for thread in threads:
-            thread.start()
+    def act(client: httpx.Client, number: int, call: int) -> None:
+        kind, started_s = ("attached", "job")[number % 2], time.perf_counter()
         try:
-            own_mib = _memory_over_time(settings, started_s, report)
+            kinds[kind](client, (number << 32) + call)
+        except (httpx.HTTPError, ValueError) as error:
+            errors[kind][f"{type(error).__name__}: {error}"[:200]] += 1
+            time.sleep(0.5)
+        else:
+            seconds[kind].append(time.perf_counter() - started_s)
+
+    with running(Contender()) as service:
+        before, started_s = cpu_s_by_role(), time.perf_counter()
+        with calling(service, num, act):
+            own_mib = _memory_over_time(study, load_s, study.pick(10.0, 2.0))
             took_s, after = time.perf_counter() - started_s, cpu_s_by_role()
-        finally:
-            stop.set()
-            for thread in threads:
-                thread.join()
-    done = sum(len(client.seconds) for client in clients)
-    growth = [growth_row(role, own_mib[role], settings.load_s) for role in own_mib]
-    rows = [_latencies(kind, clients) for kind in ("attached", "job")]
-    return {
-        "what": f"{len(clients)} clients for {took_s:.0f} s, {_SMALLEST} px, {_NUM_STEPS} step, no "
-        "guidance: half attached calls, half jobs with their events",
-        "tables": {"calls": rows, "memory (own pages, MiB)": growth},
-        "notes": [f"{done / took_s:.1f} images per second"],
-        "cpu_ms_per_request": cpu_ms_per_request(before, after, max(1, done)),
-        "own_mib": own_mib,
-        "aims": [growth_aim(row).as_dict() for row in growth if row["role"] in ROLES],
-        "problems": [
-            f"{row['calls']}, {count} times: {what}"
-            for row in rows
-            for what, count in row["errors"].items()
-        ],
-    }
-
-
-def _call_until(stop: threading.Event, url: str, seen: _Client, number: int) -> None:
-    call: Callable[[httpx.Client, int], None] = _attached if seen.kind == "attached" else _job
-    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
-        seed = number << 32
-        while not stop.is_set():
-            started_s = time.perf_counter()
-            try:
-                call(client, seed)
-            except (httpx.HTTPError, ValueError) as error:
-                seen.errors[f"{type(error).__name__}: {error}"[:200]] += 1
-                stop.wait(0.5)
-            else:
-                seen.seconds.append(time.perf_counter() - started_s)
-            seed += 1
+    done = sum(map(len, seconds.values()))
+    study.found["what"] = (
+        f"{num} clients for {took_s:.0f} s, {_SMALLEST} px, {_NUM_STEPS} step, no guidance: half "
+        "attached calls, half jobs with their events"
+    )
+    study.note(f"{done / took_s:.1f} images per second")
+    for kind, own in seconds.items():
+        p50, p99 = (percentile(own, one) if own else None for one in (50, 99))
+        study.row(
+            "calls", calls=kind, done=len(own), p50_s=p50, p99_s=p99, errors=dict(errors[kind])
+        )
+        for what, count in errors[kind].items():
+            study.fail(f"{kind}, {count} times: {what}")
+    for role, found in own_mib.items():
+        row = study.row("memory (own pages, MiB)", **growth_row(role, found, load_s))
+        if role in ROLES:
+            name = f"memory of the {role} under load"
+            study.at_most(name, MAX_SLOPE_MIB_PER_MIN, row["per_min"], "MiB/min")
+    study.found["cpu_ms_per_request"] = cpu_ms_per_request(before, after, max(1, done))
+    study.found["own_mib"] = own_mib
 
 
 def _attached(client: httpx.Client, seed: int) -> None:
@@ -111,11 +85,11 @@ def _job(client: httpx.Client, seed: int) -> None:
 
 
 def _body(seed: int) -> dict[str, Any]:
-    return image_body(seed, num_steps=_NUM_STEPS, size=_SMALLEST, guidance_scale=1.0)
+    return image_body(seed, _NUM_STEPS, size=_SMALLEST, guidance_scale=1.0)
 
 
 def _memory_over_time(
-    settings: Settings, started_s: float, report: Report
+    study: Study, load_s: float, every_s: float
 ) -> dict[str, list[tuple[float, float]]]:
     """Return (seconds, MiB) of each role's own pages over the time of the load.
 
@@ -123,12 +97,14 @@ def _memory_over_time(
     shared pages with them.
     """
     samples: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    while (now_s := time.perf_counter() - started_s) < settings.load_s:
-        report(now_s / settings.load_s, f"{settings.load_clients} clients")
+    started_s = time.perf_counter()
+    # on a busy machine looking at all processes takes a while
+    while (now_s := time.perf_counter() - started_s) < load_s or len(samples[ROLES[0]]) < _FEWEST:
+        study.say(min(1.0, now_s / load_s), "clients")
         by_role = {row["role"]: row["own_mib"] for row in memory_by_role()}
         for role in (*ROLES, "Serve proxy", "model replica"):
             samples[role].append((round(now_s, 1), by_role.get(role, 0.0)))
-        time.sleep(settings.load_sample_s)
+        time.sleep(every_s)
     return dict(samples)
 
 
@@ -143,13 +119,6 @@ def growth_row(role: str, own_mib: list[tuple[float, float]], load_s: float) -> 
         # the interval is that of a straight line through the samples
         "per_min": {"value": slope, "low": slope - 1.96 * error, "high": slope + 1.96 * error},
     }
-
-
-def growth_aim(row: dict[str, Any]) -> Any:
-    """Return the aim for a role's :func:`growth_row`."""
-    slope = row["per_min"]
-    name, interval = f"memory of the {row['role']} under load", (slope["low"], slope["high"])
-    return at_most(name, MAX_SLOPE_MIB_PER_MIN, slope["value"], interval, "MiB/min")
 
 
 def slope_per_min(samples: list[tuple[float, float]]) -> tuple[float, float]:
@@ -167,16 +136,3 @@ def slope_per_min(samples: list[tuple[float, float]]) -> tuple[float, float]:
     rest = sizes - sizes.mean() - slope * (minutes - minutes.mean())
     error = np.sqrt((rest**2).sum() / (len(samples) - 2) / spread)
     return float(slope), float(error)
-
-
-def _latencies(kind: str, clients: list[_Client]) -> dict[str, Any]:
-    own = [client for client in clients if client.kind == kind]
-    seconds = [one for client in own for one in client.seconds]
-    errors = sum((client.errors for client in own), Counter())
-    return {
-        "calls": kind,
-        "done": len(seconds),
-        "p50_s": percentile(seconds, 50) if seconds else None,
-        "p99_s": percentile(seconds, 99) if seconds else None,
-        "errors": dict(errors),
-    }

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from typing import NamedTuple
 
 from ray_cluster.policies.costs.cost_model import (
     TimedStep,
@@ -25,8 +26,7 @@ MODEL = "model"
 _FLOOD = 200
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredSteps:
+class MeasuredSteps(NamedTuple):
     """Steps of images with equally many ControlNets.
 
     Attributes:
@@ -38,8 +38,7 @@ class MeasuredSteps:
     step_s: float
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredService:
+class MeasuredService(NamedTuple):
     """What a live service takes, by the number of ControlNets of an image.
 
     Attributes:
@@ -67,17 +66,14 @@ class MeasuredService:
         """Return the means of this and a later measurement."""
 
         def mean(one: MeasuredSteps, other: MeasuredSteps) -> MeasuredSteps:
-            return MeasuredSteps(
-                (one.mean_batch + other.mean_batch) / 2, (one.step_s + other.step_s) / 2
-            )
+            pairs = zip(one, other, strict=True)
+            return MeasuredSteps(*((first + second) / 2 for first, second in pairs))
 
-        return MeasuredService(
-            self.side_px,
-            self.num_steps,
-            {number: mean(one, later.alone[number]) for number, one in self.alone.items()},
-            {number: mean(one, later.together[number]) for number, one in self.together.items()},
-            (self.decode_s + later.decode_s) / 2,
-            (self.other_s + later.other_s) / 2,
+        return self._replace(
+            alone={key: mean(one, later.alone[key]) for key, one in self.alone.items()},
+            together={key: mean(one, later.together[key]) for key, one in self.together.items()},
+            decode_s=(self.decode_s + later.decode_s) / 2,
+            other_s=(self.other_s + later.other_s) / 2,
         )
 
     def drift(self, later: MeasuredService) -> float:
@@ -85,31 +81,19 @@ class MeasuredService:
 
         An image of a step is what is compared: batches are never quite as large again.
         """
-        pairs = [(self.alone[number], later.alone[number]) for number in self.alone]
-        pairs += [(self.together[number], later.together[number]) for number in self.together]
-        each = [
-            (other.step_s / other.mean_batch) / (one.step_s / one.mean_batch)
-            for one, other in pairs
-        ]
+        pairs = [(self.alone[key], later.alone[key]) for key in self.alone]
+        pairs += [(self.together[key], later.together[key]) for key in self.together]
+        each = [(b.step_s / b.mean_batch) / (a.step_s / a.mean_batch) for a, b in pairs]
         return math.prod(each) ** (1 / len(each))
 
     def slowed(self, times: float) -> MeasuredService:
         """Return it with everything so many times as long."""
-
-        def each(steps: Mapping[int, MeasuredSteps]) -> dict[int, MeasuredSteps]:
-            return {
-                number: MeasuredSteps(one.mean_batch, times * one.step_s)
-                for number, one in steps.items()
-            }
-
-        return MeasuredService(
-            self.side_px,
-            self.num_steps,
-            each(self.alone),
-            each(self.together),
-            times * self.decode_s,
-            times * self.other_s,
+        alone, together = (
+            {key: one._replace(step_s=times * one.step_s) for key, one in steps.items()}
+            for steps in (self.alone, self.together)
         )
+        decode_s, other_s = times * self.decode_s, times * self.other_s
+        return self._replace(alone=alone, together=together, decode_s=decode_s, other_s=other_s)
 
     @property
     def alone_s(self) -> float:
@@ -174,8 +158,7 @@ class MeasuredService:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class PlannedCall:
+class PlannedCall(NamedTuple):
     """A call for one image, with ControlNets by name."""
 
     at_s: float
@@ -220,12 +203,7 @@ def simulate(
         )
         for one in calls
     ]
-    reported = StepCost(
-        cost.fixed_s,
-        cost.per_megapixel_s,
-        decode_per_megapixel_s=cost.decode_per_megapixel_s,
-        control_share=service.reported_share,
-    )
+    reported = replace(cost, control_share=service.reported_share)
     pool = PoolSpec(
         "pool",
         MODEL,

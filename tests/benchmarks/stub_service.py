@@ -1,4 +1,4 @@
-"""A stub of a service, in a process of its own: ``python stub_service.py PORT``."""
+"""A stub of a service: ``python -m tests.benchmarks.stub_service PORT``."""
 
 import base64
 import io

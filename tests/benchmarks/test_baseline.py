@@ -7,7 +7,7 @@ import io
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from dataclasses import replace
 
 import httpx
 import numpy as np
@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from benchmarks.baselines.pipeline import BaselinePipeline, Call
-from benchmarks.serving.contenders import CONTENDERS
-from benchmarks.serving.service_process import running
+from benchmarks.serving.compare import CONTENDERS
+from benchmarks.serving.services import Baseline, running
 
 BODY = {
     "prompt": "a large red circle in the center on a black background",
@@ -30,11 +30,13 @@ FLOOD = 100
 
 @pytest.mark.ray
 @pytest.mark.slow
-def test_guarded_baseline_answers_drops_and_refuses(tmp_path: Path) -> None:
-    contender = CONTENDERS["static/guarded"]
-    alone_s = {"64x64/2": 0.5}
-    with running(contender, dtype="float32", alone_s=alone_s, log=tmp_path / "log") as url:
-        with httpx.Client(base_url=url, timeout=60) as client:
+def test_guarded_baseline_answers_drops_and_refuses() -> None:
+    guarded = CONTENDERS["static/guarded"]
+    assert isinstance(guarded, Baseline)
+    contender = replace(guarded, alone_s={"64x64/2": 0.5})
+    with running(contender) as service:
+        url = service.url
+        with service.client() as client:
             reply = client.post("/v1/images/generations", json=BODY).raise_for_status()
             image = base64.b64decode(reply.json()["data"][0]["b64_json"])
 

@@ -1,3 +1,5 @@
+"""Requests that can share a call do, and one that is late, broken or gone costs no other."""
+
 import asyncio
 import threading
 import time
@@ -17,7 +19,6 @@ class Work:
     def __init__(self) -> None:
         self.groups: list[list[Item]] = []
         self.may_go_on = threading.Event()
-        self.may_go_on.set()
 
     def __call__(self, items: Sequence[Item]) -> list[int]:
         self.groups.append(list(items))
@@ -26,13 +27,6 @@ class Work:
         if any(key == "broken" for key, _ in items):
             raise ArithmeticError("broken")
         return [10 * number for _, number in items]
-
-    async def begun(self, count: int) -> None:
-        for _ in range(500):
-            if len(self.groups) >= count:
-                return
-            await asyncio.sleep(0.01)
-        raise AssertionError(f"{len(self.groups)} of {count} groups")
 
 
 @asynccontextmanager
@@ -58,13 +52,21 @@ async def batcher(
         await one.close()
 
 
-async def submit_while_busy(one: Batcher[Item, int], work: Work, items: list[Item]) -> list[object]:
-    """Submit items while another one holds the thread, then let it go on."""
-    work.may_go_on.clear()
+async def submit_while_busy(
+    one: Batcher[Item, int], work: Work, items: Sequence[Item], *gone: Item
+) -> list[object]:
+    """Submit items while another one holds the thread, some of which go; then let it go on."""
     busy = asyncio.ensure_future(one.submit(("busy", 0)))
-    await work.begun(1)
+    for _ in range(500):
+        if work.groups:
+            break
+        await asyncio.sleep(0.01)
+    left = [asyncio.ensure_future(one.submit(item)) for item in gone]
     waiting = [asyncio.ensure_future(one.submit(item)) for item in items]
     await asyncio.sleep(0.05)
+    for each in left:
+        each.cancel()
+    await asyncio.sleep(0.02)
     work.may_go_on.set()
     return (await asyncio.gather(busy, *waiting, return_exceptions=True))[1:]
 
@@ -73,20 +75,21 @@ async def test_what_is_alike_shares_a_call_and_who_waits_longest_goes_first() ->
     work = Work()
     items = [("a", 1), ("b", 2), ("a", 3), ("a", 4), ("b", 5)]
     async with batcher(work) as one:
-        assert await submit_while_busy(one, work, items) == [10, 20, 30, 40, 50]
+        assert await submit_while_busy(one, work, items, ("a", 9)) == [10, 20, 30, 40, 50]
     assert work.groups[1:] == [[("a", 1), ("a", 3), ("a", 4)], [("b", 2), ("b", 5)]]
 
 
 @pytest.mark.parametrize(("max_batch", "sizes"), [(1, [1] * 5), (2, [2, 2, 1]), (8, [5])])
-async def test_call_takes_no_more_than_it_may(max_batch: int, sizes: list[int]) -> None:
+async def test_a_call_takes_no_more_than_it_may(max_batch: int, sizes: list[int]) -> None:
     work = Work()
     async with batcher(work, max_batch=max_batch) as one:
         await submit_while_busy(one, work, [("a", number) for number in range(5)])
     assert [len(group) for group in work.groups[1:]] == sizes
 
 
-async def test_idle_thread_waits_for_more_only_while_its_call_is_not_full() -> None:
+async def test_an_idle_thread_waits_for_more_only_while_its_call_is_not_full() -> None:
     work = Work()
+    work.may_go_on.set()
     # an hour would never end here
     async with batcher(work, max_batch=2, wait_s=3600.0) as one, asyncio.timeout(60):
         await asyncio.gather(one.submit(("a", 1)), one.submit(("a", 2)))
@@ -97,7 +100,7 @@ async def test_idle_thread_waits_for_more_only_while_its_call_is_not_full() -> N
     assert work.groups == [[("a", 1), ("a", 2)], [("a", 3)]]
 
 
-async def test_what_cannot_be_in_time_is_dropped_before_work() -> None:
+async def test_what_is_late_is_dropped_before_work_and_an_error_is_that_of_its_own_call() -> None:
     work = Work()
 
     def is_hopeless(item: Item, now_s: float) -> bool:
@@ -105,32 +108,9 @@ async def test_what_cannot_be_in_time_is_dropped_before_work() -> None:
         return item[1] == 2
 
     async with batcher(work, is_hopeless=is_hopeless) as one:
-        first, second, third = await submit_while_busy(one, work, [("a", 1), ("a", 2), ("a", 3)])
+        items = [("a", 1), ("a", 2), ("a", 3), ("broken", 4)]
+        first, second, third, fourth = await submit_while_busy(one, work, items)
     assert (first, third) == (10, 30)
     assert isinstance(second, Dropped)
-    assert work.groups[1:] == [[("a", 1), ("a", 3)]]
-
-
-async def test_error_is_that_of_its_own_call_alone() -> None:
-    work = Work()
-    async with batcher(work) as one:
-        bad, good = await submit_while_busy(one, work, [("broken", 1), ("a", 2)])
-        assert isinstance(bad, ArithmeticError)
-        assert good == 20
-        assert await one.submit(("a", 3)) == 30
-
-
-async def test_who_has_gone_is_not_worked_for() -> None:
-    work = Work()
-    async with batcher(work) as one:
-        work.may_go_on.clear()
-        busy = asyncio.ensure_future(one.submit(("busy", 0)))
-        await work.begun(1)
-        gone, stays = (asyncio.ensure_future(one.submit(("a", number))) for number in (1, 2))
-        await asyncio.sleep(0.02)
-        gone.cancel()
-        await asyncio.sleep(0.02)
-        work.may_go_on.set()
-        assert await stays == 20
-        await busy
-    assert work.groups[1:] == [[("a", 2)]]
+    assert isinstance(fourth, ArithmeticError)
+    assert work.groups[1:] == [[("a", 1), ("a", 3)], [("broken", 4)]]

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.discriminators import IMAGE_ONLY, LENGTH, OURS, RANDOM, study
+from benchmarks.discriminators import IMAGE_ONLY, LENGTH, OURS, RANDOM, judge
+from benchmarks.harness import Study
 from ray_cluster.quality.suite import suite_prompts
 from recipes.discriminators.figures import Trial
 
@@ -23,7 +24,9 @@ def test_one_that_knows_is_above_chance_and_prompt_length_and_is_counted_right()
         LENGTH: length,
         RANDOM: np.zeros(2 * count),
     }
-    section = study(trial, confidences, lambda threshold: threshold - 0.2)
+    study = Study(quick=True)
+    judge(study, trial, confidences, lambda threshold: threshold - 0.2)
+    section = study.found
     verdicts = {aim["name"]: aim["verdict"] for aim in section["aims"]}
     assert {verdicts[f"above {name} at 0.3"] for name in (LENGTH, RANDOM)} == {"yes"}
     [gap] = (aim["measured"] for aim in section["aims"] if "threshold" in aim["name"])

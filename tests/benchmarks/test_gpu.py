@@ -23,7 +23,7 @@ from benchmarks.gpu.record import Record
 from benchmarks.gpu.settings import Settings, tiny_settings
 from benchmarks.gpu.steps import CHANNELS_LAST, COMPILED, EAGER, OURS, measure_compiled
 from benchmarks.gpu.subject import Contest, executor_of
-from benchmarks.report import has_problems
+from benchmarks.tables import has_problems
 from ray_cluster.engine.unet import parts as unet_parts
 from ray_cluster.models.latency_profiles import load_profile
 

@@ -17,7 +17,7 @@ from benchmarks.gpu.groups import measure_degrees, run_groups
 from benchmarks.gpu.profile import group_profiles, save_profiles
 from benchmarks.gpu.record import Record
 from benchmarks.gpu.settings import Settings, tiny_settings, usable_ranks
-from benchmarks.report import has_problems
+from benchmarks.tables import has_problems
 from ray_cluster.engine.groups.degree_costs import Way
 from ray_cluster.engine.groups.measuring import GroupTimer
 from ray_cluster.engine.groups.ranks import StepEnd

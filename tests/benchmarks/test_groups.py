@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from benchmarks.groups import live
-from benchmarks.groups.__main__ import OURS, GroupSettings, _compared, _units
 from benchmarks.groups.live import Ask, Over, Ready, Served, Unit, live_planner
+from benchmarks.groups.policies import OURS, _compare, _units
 from benchmarks.groups.published import CLASSES, NUM_STEPS, PROFILE, SCALE, step_times
+from benchmarks.harness import Study
 from ray_cluster.engine.stages import denoise_stage
 from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.policies.sequence_parallel.rounds import plan_round
@@ -37,11 +38,9 @@ def test_images_last_as_long_as_published() -> None:
     assert step_times(0.5).step_s(4, 64**2) == pytest.approx(TIMES.step_s(4, 64**2) / 2)
 
 
-@pytest.mark.slow
 def test_policies_have_the_same_workloads() -> None:
-    settings = GroupSettings(seeds=(100, 101), requests=5, tuning_seeds=1)
-    units = _units("skewed", settings)
-    by_seed = {seed: {one.asks for one in units if one.seed == seed} for seed in settings.seeds}
+    units = _units("skewed", (100, 101), 5)
+    by_seed = {seed: {one.asks for one in units if one.seed == seed} for seed in (100, 101)}
     assert [len(one) for one in by_seed.values()] == [1, 1]
     assert by_seed[100] != by_seed[101]
     assert len({one.name for one in units}) * 2 == len(units)
@@ -63,24 +62,26 @@ def test_rounds_on_a_grid_begin_at_its_edges_though_they_are_looked_at_later() -
 
 def test_a_comparison_tells_who_was_on_time() -> None:
     unit = Unit("widest", "widest", 0, (Ask(0.0, 32), Ask(1.0, 256)))
-    ours = replace(unit, name=OURS, policy=OURS)
-    fixed = replace(unit, name="fixed/1", policy="fixed/1")
+    ours = unit._replace(name=OURS, policy=OURS)
+    fixed = unit._replace(name="fixed/1", policy="fixed/1")
     served = [
         Served(unit, (1.0, None), {4: 10}),
         Served(ours, (1.0, 2.0), {4: 20}),
         Served(fixed, (1.0, None), {1: 10}),
     ]
-    rows, aims = _compared(served, TIMES, dict.fromkeys(CLASSES, 0.0), 1.0)
+    study = Study(quick=True)
+    _compare(study, "attainment", served, TIMES, dict.fromkeys(CLASSES, 0.0), 1.0)
     found = {
-        row["policy"]: (row["live %"], row["simulated %"], row["ours over it"]) for row in rows
+        row["policy"]: (row["live %"], row["simulated %"], row["ours over it"]["value"])
+        for row in study.found["tables"]["attainment"]
     }
     # the largest image on one rank takes three times as long as it may
     assert found == {
-        "widest": (50, 100, "50.0"),
-        OURS: (100, 100, "0.0"),
-        "fixed/1": (50, 50, "50.0"),
+        "widest": (50, 100, 50),
+        OURS: (100, 100, 0),
+        "fixed/1": (50, 50, 50),
     }
-    verdicts = {aim.name: aim.verdict for aim in aims}
+    verdicts = {aim["name"]: aim["verdict"] for aim in study.found["aims"]}
     assert verdicts["ours over widest"] == "yes"
     assert verdicts["widest, live over simulated"] == "no"
 

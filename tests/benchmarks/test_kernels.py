@@ -8,27 +8,27 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.harness import Study
 from benchmarks.kernels.cases import Case, cases_of, cpu_sizes
 from benchmarks.kernels.section import largest_difference, measure, measure_case
-from benchmarks.settings import quick_settings
 
 ROOT = Path(__file__).resolve().parents[2]
-FEW = replace(quick_settings(), kernel_rounds=1)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="measures the GPU where there is one")
 def test_every_op_equals_its_naive_composition_and_is_timed_beside_a_copy() -> None:
     progress: list[float] = []
-    section = measure(FEW, lambda done, text: progress.append(done))
+    study = Study(quick=True, report=lambda done, text: progress.append(done))
+    measure(study)
     assert progress == sorted(progress)
-    rows = section["tables"]["ops"]
+    rows = study.found["tables"]["ops"]
     assert {row["op"] for row in rows} == {
         path.parent.name for path in (ROOT / "kernels").glob("*/op.py")
     }
     assert [row["by"] for row in rows[:3]] == ["naive", "reference", "copy"]
     assert all(row["over_naive"]["median"] > 0 for row in rows)
     assert all(row["of_copy"]["median"] == 1 for row in rows if row["by"] == "copy")
-    assert not section["problems"]
+    assert "problems" not in study.found
 
 
 @pytest.mark.parametrize("wrong", [1.001, float("nan")])

@@ -1,3 +1,5 @@
+"""Each section runs in its quick form, and nothing is wrong in it."""
+
 import json
 import os
 import subprocess
@@ -6,55 +8,78 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.run import main
+from benchmarks.run import SECTIONS, main
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def run(*arguments: str, timeout_s: float = 1700) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "benchmarks.run", *arguments],
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "130"},
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
+# these start Ray
+_SERVED = {
+    *("service", "load", "cascade", "loras", "controlnets", "floods", "flooded-plans"),
+    *("controller", "controller-turns", "compare"),
+}
+# the same programs on more contenders, and on another mix
+_ALIKE = {"compare-parts", "groups-skewed"}
+_NAMES = [
+    pytest.param(name, marks=[pytest.mark.ray] if name in _SERVED else [])
+    for name in SECTIONS
+    if name not in _ALIKE
+]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_quick_run_writes_valid_json_and_prints_tables(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", _NAMES)
+def test_a_quick_run_of_each_section(tmp_path: Path, name: str) -> None:
     path = tmp_path / "results" / "quick.json"
-    names = {"engine", "overhead", "exports", "family", "kernels", "dispatcher"}
-    done = run("--quick", "--only", ",".join(names), "--out", str(path))
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks.run", "--quick", "--only", name, "--out", str(path)],
+        cwd=ROOT,
+        env=os.environ | {"COLUMNS": "130"},
+        capture_output=True,
+        text=True,
+        timeout=1700,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
+    assert "written: " in done.stdout
     result = json.loads(path.read_text())
     assert result["quick"]
     assert {"machine", "commit", "versions", "load_before", "load_after"} <= result.keys()
-    sections = result["sections"]
-    assert set(sections) == names
-    assert not any(section.get("problems") for section in sections.values())
-    [cells, streams] = sections["engine"]["tables"].values()
-    assert all(row["speed_up_cpu"]["median"] > 0 for row in (*cells, *streams))
-    assert {row["way"] for row in cells} == {"engine", "static", "bare"}
-    [family] = sections["family"]["tables"]["both models"]
-    assert 0 < family["light_over_heavy"]["median"] < 0.5
-    rows, capacity = sections["dispatcher"]["tables"].values()
-    assert {(row["kind"], row["replicas"]) for row in rows} == {
-        (kind, count) for kind in ("attached", "durable") for count in (1, 8)
-    }
-    assert all(row["requests"] > 0 and row["cpu_ms_per_request"] > 0 for row in rows)
-    assert any(row["mean_queue"] > 20 for row in rows)
-    assert all(row["gpus"] > 0 for row in capacity)
-    assert "requests of one size" in done.stdout
+    found, tables = result["sections"][name], result["sections"][name]["tables"]
+    assert found["what"]
+    assert all(tables.values())
+    match name:
+        case "engine":
+            assert {row["by"] for row in tables["requests of one size"]} == {
+                *("one by one", "engine", "static", "bare")
+            }
+            assert all(row["speed_up"]["median"] > 0 for rows in tables.values() for row in rows)
+        case "family":
+            assert tables["both models"][1]["speed_up"]["median"] > 2
+        case "dispatcher":
+            rows, capacity = tables.values()
+            assert all(row["requests"] > 0 and row["cpu_ms_per_request"] > 0 for row in rows)
+            assert any(row["mean_queue"] > 20 for row in rows)
+            assert all(row["gpus"] > 0 for row in capacity)
+        case "load":
+            assert [row["errors"] for row in tables["calls"]] == [{}, {}]
+            assert min(size for _, size in found["own_mib"]["gateway"]) > 10
+        case "controller":
+            assert all(row["done"] == row["count"] for row in tables["reshapes"])
+        case "transport":
+            assert path.with_suffix(".png").is_file()
 
 
-def test_unknown_section_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_section_is_refused_and_patterns_name_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["--only", "engine,nonsense"])
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert "nonsense" in error
     assert "allowed: engine, sizes, overhead, exports, family, groups, kernels" in error
+    path = tmp_path / "out.json"
+    assert main(["--quick", "--only", "trans*", "--out", str(path)]) == 0
+    [(name, section)] = json.loads(path.read_text())["sections"].items()
+    assert name == "transport"
+    assert {row["KiB"] for row in section["tables"]["round trips"]} == {108, 4096}

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from benchmarks.serving.contenders import Site
+from benchmarks.harness import Study
 from benchmarks.serving.controlnets import (
     FILE,
     KINDS,
     NETS,
-    ControlContender,
+    add_ons_of,
     drift_note,
     plan,
-    sections,
+    tabulate,
 )
+from benchmarks.serving.services import Contender
 from benchmarks.serving.simulated_controlnets import (
     MeasuredService,
     MeasuredSteps,
@@ -102,20 +102,21 @@ def test_calls_come_at_the_rate_and_are_of_all_kinds() -> None:
 def test_the_tables_tell_live_from_simulated() -> None:
     planned = plan(40, 10.0, 2.0)
     ended = [None if number < 4 else 1.0 if number < 30 else 3.0 for number in range(40)]
-    found = sections(SERVICE, planned, ended, [number < 30 for number in range(40)], 12.5)
+    study, equal = Study(quick=True), Study(quick=True)
+    tabulate(study, SERVICE, planned, ended, [number < 30 for number in range(40)], 12.5)
+    found = study.found
     row = found["tables"]["in time, by ControlNets of an image"][0]
     assert (row["calls"], row["live, %"], row["simulated, %"]) == (40, 65.0, 75.0)
     assert row["simulated less live, points"] == 10.0
     [aim] = found["aims"]
     assert aim["measured"] == pytest.approx(10.0)
     assert aim["interval"][0] < 10 < aim["interval"][1]
-    equal = sections(SERVICE, planned, [1.0] * 40, [True] * 40, 12.5)
-    assert equal["aims"][0]["verdict"] == "yes"
+    tabulate(equal, SERVICE, planned, [1.0] * 40, [True] * 40, 12.5)
+    assert equal.found["aims"][0]["verdict"] == "yes"
 
 
 def test_a_machine_that_changes_its_speed_is_noted() -> None:
-    slower = replace(
-        SERVICE,
+    slower = SERVICE._replace(
         alone={number: MeasuredSteps(1.0, 2 * one.step_s) for number, one in SERVICE.alone.items()},
         decode_s=0.015,
     )
@@ -131,8 +132,7 @@ def test_a_machine_that_changes_its_speed_is_noted() -> None:
 
 
 def test_the_service_is_the_built_in_one(tmp_path: Path) -> None:
-    site = Site(tmp_path, tmp_path, "float32", {})
-    config = load_config(ControlContender(what="").config(site, 18999))
+    config = load_config(Contender(change=add_ons_of).config(tmp_path, 18999))
     assert [one.name for one in config.controlnets] == list(NETS)
     assert all(one.is_service for one in config.controlnets)
     assert config.http.port == 18999

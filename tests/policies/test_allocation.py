@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.policies.costs.problems import draw_problem
+from benchmarks.policies.problems import draw_problem
 from ray_cluster.policies.allocation.allocation import allocate
 from ray_cluster.policies.allocation.problem import (
     AllocationProblem,

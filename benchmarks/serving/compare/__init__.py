@@ -1,1 +1,0 @@
-"""The service against the common practice: the same requests, the same machine, in turns."""
