@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,9 +17,10 @@ from ray_cluster.control.loop import ControlLoop
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
 from ray_cluster.policies.planning.plan import Plan, planned_settings_of
 from ray_cluster.policies.planning.planner import Planner
-from ray_cluster.simulator.control.cluster import SimulatedCluster
-from ray_cluster.simulator.control.requests import SimulatedOutcome, SimulatedRequest
+from ray_cluster.simulator.cell.cell import Fate
+from ray_cluster.simulator.control.cluster import STEPS, SimulatedCluster, whole_image
 from ray_cluster.simulator.events import EventQueue
+from ray_cluster.simulator.workload import Arrival
 
 Say = Callable[[float, str], None]
 
@@ -67,8 +68,8 @@ def simulate(costs: Costs, planner: Planner[Any], day: Day) -> Run:
     core_s = 3600 * (cluster.gpu_hours - before_h) / HUNDRED
     events.run(begin_s + trace.duration_s + 2 * trace.slo_s)
     loop.stop()
-    cluster.run_out()
-    by_arrival = {one.arrival_s: one for one in cluster.outcomes}
+    cluster.cell.run_out()
+    by_arrival = {one.arrival.arrival_s: one for one in cluster.fates}
     return Run(
         [
             _answer(at_s, by_arrival.get(request.arrival_s), day.known[prompt])
@@ -78,29 +79,26 @@ def simulate(costs: Costs, planner: Planner[Any], day: Day) -> Run:
     )
 
 
-def _requests(day: Day, service: str, begin_s: float) -> list[SimulatedRequest]:
+def _requests(day: Day, service: str, begin_s: float) -> list[Arrival]:
     trace = day.trace
     coins = np.random.default_rng([_SEED, 1]).random(len(trace.instants_s))
-    arrivals = zip(trace.instants_s, trace.prompts, coins.tolist(), strict=True)
     return [
-        SimulatedRequest(
-            number,
-            service,
-            begin_s + at_s,
-            begin_s + at_s + trace.slo_s,
-            day.known[prompt].confidence,
-            coin,
+        whole_image(
+            *(begin_s + at_s, service, trace.slo_s),
+            num_steps=STEPS,
+            confidence=day.known[prompt].confidence,
+            coin=coin,
         )
-        for number, (at_s, prompt, coin) in enumerate(arrivals)
+        for at_s, prompt, coin in zip(trace.instants_s, trace.prompts, coins.tolist(), strict=True)
     ]
 
 
-def _answer(at_s: float, outcome: SimulatedOutcome | None, known: Known) -> Answer:
+def _answer(at_s: float, fate: Fate | None, known: Known) -> Answer:
     """Return what became of a call; one that has not ended is late."""
-    if outcome is None or outcome.answer == "dropped":
+    if fate is None or fate.stage is None:
         return Answer(at_s, "late")
-    stage = outcome.answer
-    return Answer(at_s, "in time" if outcome.on_time else "late", stage, known.is_right(stage))
+    stage: Literal["light", "heavy"] = "heavy" if fate.stage == "heavy" else "light"
+    return Answer(at_s, "in time" if fate.is_met else "late", stage, known.is_right(stage))
 
 
 def simulate_all(day: Day, live: Mapping[str, Live], say: Say) -> dict[str, Run]:

@@ -28,6 +28,8 @@ class Arrival:
         fewest_steps: that its client accepts to have it in time; None for all.
         mask_ratio: of an edit, the share of its latents that is made anew; None without a mask.
         template: of an edit, the image it starts from.
+        confidence: of a cascade, that the light model's image will get.
+        coin: in [0, 1), for random routing.
     """
 
     arrival_s: float
@@ -44,6 +46,13 @@ class Arrival:
     fewest_steps: int | None = None
     mask_ratio: float | None = None
     template: str | None = None
+    confidence: float = 1.0
+    coin: float = 0.0
+
+    @property
+    def deadline_s(self) -> float:
+        """Instant of the deadline."""
+        return self.arrival_s + self.slo_s
 
 
 ArrivalOf = Callable[[str], Arrival]

@@ -30,12 +30,11 @@ class Harness:
 
 def simulation() -> Harness:
     cluster, events = simulated()
-    numbers = iter(range(1000))
     return Harness(
         cluster,
         events,
         wait=lambda seconds: events.run(events.now_s + seconds),
-        request=lambda: cluster.offer(job(next(numbers), events.now_s)),
+        request=lambda: cluster.offer(job(events.now_s)),
     )
 
 

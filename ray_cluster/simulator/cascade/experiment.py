@@ -30,6 +30,7 @@ from ray_cluster.simulator.arrivals import Floats, daily_rate, draw_arrivals
 from ray_cluster.simulator.cascade.files import CascadeFiles, Replay, read_files
 from ray_cluster.simulator.cascade.policies import CASCADE_POLICIES
 from ray_cluster.simulator.control.batch_tables import image_options
+from ray_cluster.simulator.control.cluster import STEPS, whole_image
 from ray_cluster.simulator.control.course import Course
 from ray_cluster.simulator.control.experiment import (
     Column,
@@ -42,9 +43,9 @@ from ray_cluster.simulator.control.experiment import (
     Seconds,
     check_day,
 )
-from ray_cluster.simulator.control.requests import SimulatedRequest
 from ray_cluster.simulator.experiment import IN_TRACE
 from ray_cluster.simulator.reports import Line
+from ray_cluster.simulator.workload import Arrival
 
 SERVICE = "images"
 _MOST_BINS = 100_000
@@ -258,7 +259,7 @@ class CascadeExperiment(ControlExperiment):
             raise ValueError(f"{name}_profile: {error}") from None
         return PoolSpec(name, profile.model, profile.device, options, load_s=self.load_s)
 
-    def requests(self, seed: int) -> list[SimulatedRequest]:
+    def requests(self, seed: int) -> list[Arrival]:
         """The requests of a seed."""
         instants, confidences, coins = (np.random.default_rng([seed, n]) for n in range(3))
         arrivals = self._arrivals(seed, instants)
@@ -268,9 +269,11 @@ class CascadeExperiment(ControlExperiment):
         real = real**self.confidence_power
         flips = coins.random(len(arrivals))
         return [
-            SimulatedRequest(number, SERVICE, at_s, at_s + self.slo_s, confidence, coin)
-            for number, (at_s, confidence, coin) in enumerate(
-                zip(arrivals.tolist(), real.tolist(), flips.tolist(), strict=True)
+            whole_image(
+                at_s, SERVICE, self.slo_s, num_steps=STEPS, confidence=confidence, coin=coin
+            )
+            for at_s, confidence, coin in zip(
+                arrivals.tolist(), real.tolist(), flips.tolist(), strict=True
             )
         ]
 
@@ -311,8 +314,8 @@ class CascadeExperiment(ControlExperiment):
             for one in (deferral, *(shares.tolist() or [0.0]))
         ]
         key = self.files.quality.key
-        num_kept = sum(one.kept for one in run.outcomes)
-        num_on_time = sum(one.on_time for one in run.outcomes)
+        num_kept = sum(one.is_kept for one in run.fates)
+        num_on_time = sum(one.is_met for one in run.fates)
         return {
             "violations": 1 - num_on_time / max(1, len(run.requests)),
             "deferral": deferral,

@@ -25,6 +25,7 @@ from ray_cluster.policies.planning.plan import Plan, PoolPlan
 from ray_cluster.policies.planning.planner import AllocationPlanner, Memory, Planner
 from ray_cluster.simulator.arrivals import RateCurve, daily_rate, draw_arrivals
 from ray_cluster.simulator.control.batch_tables import image_options, step_options
+from ray_cluster.simulator.control.cluster import whole_image
 from ray_cluster.simulator.control.course import Course
 from ray_cluster.simulator.control.experiment import (
     Column,
@@ -39,9 +40,9 @@ from ray_cluster.simulator.control.experiment import (
     begin_of,
     check_day,
 )
-from ray_cluster.simulator.control.requests import SimulatedRequest
 from ray_cluster.simulator.control.scaling import Faults
 from ray_cluster.simulator.reports import Line
+from ray_cluster.simulator.workload import Arrival
 
 _ATTAINMENT = Column("attainment", "on time, %", 100, 2)
 _HOURS = Column("gpu_hours", "GPU-hours", 1, 1)
@@ -283,17 +284,14 @@ class AutoscalingExperiment(ControlExperiment):
         """A service's rate over the day."""
         return daily_rate(workload.low_per_s, workload.high_per_s, self.duration_s)
 
-    def requests(self, seed: int) -> list[SimulatedRequest]:
+    def requests(self, seed: int) -> list[Arrival]:
         """The requests of a seed, in the order of arrival."""
         found = []
         for stream, one in enumerate(self.workloads):
             rng = np.random.default_rng([seed, stream])
             arrivals = draw_arrivals(self.curve(one), rng, cv=self.cv)
             found += [(at_s, one.service, one.slo_s) for at_s in arrivals.tolist()]
-        return [
-            SimulatedRequest(number, service, at_s, at_s + slo_s, confidence=1.0, coin=0.0)
-            for number, (at_s, service, slo_s) in enumerate(sorted(found))
-        ]
+        return [whole_image(*one) for one in sorted(found)]
 
     def initial(self, _planner: Planner[Any]) -> Plan:
         """The replicas that the file says."""
@@ -303,8 +301,8 @@ class AutoscalingExperiment(ControlExperiment):
 
     def figures_of(self, run: ControlRun) -> dict[str, float]:
         """See the class."""
-        num_by_service = Counter(one.service for one in run.requests)
-        on_time = Counter(one.service for one in run.outcomes if one.on_time)
+        num_by_service = Counter(one.slo_class for one in run.requests)
+        on_time = Counter(one.arrival.slo_class for one in run.fates if one.is_met)
         actions = [one.report.actions for one in run.rounds if one.report.actions]
         starts = [start for one in actions for start in one.starts]
         shares = [on_time[name] / num for name, num in num_by_service.items()]

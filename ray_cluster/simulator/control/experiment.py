@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -17,14 +17,15 @@ from ray_cluster.policies.planning.cluster_state import ClusterState
 from ray_cluster.policies.planning.fleet import Fleet
 from ray_cluster.policies.planning.plan import Plan, planned_settings_of
 from ray_cluster.policies.planning.planner import Planner
+from ray_cluster.simulator.cell.cell import Fate
 from ray_cluster.simulator.control.cluster import SimulatedCluster
 from ray_cluster.simulator.control.course import Course, course_of
-from ray_cluster.simulator.control.requests import SimulatedOutcome, SimulatedRequest
 from ray_cluster.simulator.control.scaling import Faults
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.experiment import MOST_REQUESTS, Experiment, load_choices
 from ray_cluster.simulator.reports import Line
 from ray_cluster.simulator.results import Row
+from ray_cluster.simulator.workload import Arrival
 
 COMMAND = "python -m benchmarks.policies.tune"
 _MOST_ROUNDS = 100_000
@@ -91,8 +92,8 @@ class Round(NamedTuple):
 class ControlRun(NamedTuple):
     """Everything that happened in one run; GPU-hours are those held, loading or serving."""
 
-    requests: Sequence[SimulatedRequest]
-    outcomes: Sequence[SimulatedOutcome]
+    requests: Sequence[Arrival]
+    fates: Sequence[Fate]
     rounds: Sequence[Round]
     course: Course
     gpu_hours: float
@@ -191,7 +192,7 @@ class ControlExperiment(Experiment):
         """
 
     @abstractmethod
-    def requests(self, seed: int) -> list[SimulatedRequest]:
+    def requests(self, seed: int) -> list[Arrival]:
         """The requests of a seed, in the order of arrival."""
 
     @abstractmethod
@@ -313,16 +314,19 @@ def run_planner(
         cluster.scale(pool.pool, pool.num_replicas)
     begin_s = begin_of(experiment)
     events.run(begin_s)
-    hours_before, requests = cluster.gpu_hours, experiment.requests(seed)
+    requests = [
+        replace(one, arrival_s=begin_s + one.arrival_s) for one in experiment.requests(seed)
+    ]
+    hours_before = cluster.gpu_hours
     rounds = _run_loop(experiment, events, cluster, planner, requests, initial)
     gpu_hours = cluster.gpu_hours - hours_before
-    cluster.run_out()
-    outcomes = cluster.outcomes
+    cluster.cell.run_out()
+    fates = cluster.fates
     # requests that were never served are late as well
-    assert len(outcomes) + cluster.num_running == len(requests)
+    assert len(fates) + cluster.cell.num_open == len(requests)
     states = [one.state for one in rounds]
-    course = course_of(requests, outcomes, states, begin_s=begin_s, bin_s=experiment.bin_width_s)
-    run = ControlRun(requests, outcomes, rounds, course, gpu_hours)
+    course = course_of(requests, fates, states, begin_s=begin_s, bin_s=experiment.bin_width_s)
+    run = ControlRun(requests, fates, rounds, course, gpu_hours)
     return ControlRow(name, seed, experiment.figures_of(run), course=course)
 
 
@@ -336,13 +340,12 @@ def _run_loop(
     events: EventQueue,
     cluster: SimulatedCluster,
     planner: Planner[Any],
-    requests: Sequence[SimulatedRequest],
+    requests: Sequence[Arrival],
     initial: Plan,
 ) -> list[Round]:
     """Let the day pass, with a planning round every period.
 
-    The cluster runs the initial plan already. Instants of requests count from now, and become
-    instants of the clock.
+    The cluster runs the initial plan already.
     """
     begin_s = events.now_s
     rounds: list[Round] = []
@@ -353,9 +356,6 @@ def _run_loop(
 
     loop = ControlLoop(planner, cluster, events, on_round=note, applied=initial)
     loop.start(events, experiment.period_s)
-    for one in requests:
-        one.arrival_s += begin_s
-        one.deadline_s += begin_s
     arrivals_s = [one.arrival_s for one in requests]
     events.at_each(arrivals_s, lambda number: cluster.offer(requests[number]))
     events.run(begin_s + experiment.span_s)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
-from ray_cluster.policies.planning.cluster_state import DeviceState, PoolState
+from ray_cluster.policies.planning.cluster_state import DeviceState
 from ray_cluster.policies.planning.fleet import Fleet, PoolSpec
-from ray_cluster.simulator.control.serving import Serving
-from ray_cluster.simulator.events import EventQueue, Timer
-from ray_cluster.simulator.replica import StepRun
-
-# decimals of a spread that is reported: smaller changes alter no plan
-_DIGITS = 2
+from ray_cluster.simulator.cell.cell import PoolSpec as ServedPool
+from ray_cluster.simulator.cell.cell import SimulatedCell
+from ray_cluster.simulator.events import Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,48 +99,43 @@ class Holder:
     load: Timer | None = None
 
 
-Watch = Callable[[Holder, StepRun], None]
-
-
 class Scaling:
     """Keeps as many replicas of each pool as are wanted, as far as there are GPUs.
 
     Args:
+        cell: that they serve.
+        pools: of it, by name.
         num_gpus: of every type.
         rng: of failures and loads.
         noise_cv: of the seconds of loads, lognormal.
         faults: of GPUs; None for none.
-        watch: called after every batch.
     """
 
     def __init__(
         self,
-        events: EventQueue,
+        cell: SimulatedCell,
+        pools: Mapping[str, ServedPool],
         fleet: Fleet,
         num_gpus: dict[str, int],
-        serving: Serving,
         rng: np.random.Generator,
         *,
         noise_cv: float,
         faults: Faults | None,
-        watch: Watch | None = None,
     ) -> None:
-        self._events = events
-        self._serving = serving
+        self._events, self._cell, self._pools = cell.events, cell, pools
         self._rng = rng
         self._sigma = math.sqrt(math.log1p(noise_cv**2))
         self._faults = faults
-        self._watch = watch
         self._gpus = {device: GpuPool(number) for device, number in num_gpus.items()}
         self._specs = {spec.name: spec for spec in fleet.pools}
         self._wanted: dict[str, int] = dict.fromkeys(self._specs, 0)
         self._holders: dict[str, list[Holder]] = {name: [] for name in self._specs}
-        self._num_started = 0
+        self._all: dict[str, Holder] = {}
 
     def scale(self, pool: str, num_replicas: int) -> None:
         """Start or stop replicas until there are so many."""
         self._wanted[pool] = num_replicas
-        staying = sorted(self._staying(pool), key=self._use)
+        staying = sorted(self.staying(pool), key=self._use)
         for holder in staying[: max(0, len(staying) - num_replicas)]:
             self._stop(holder)
         self._start_wanted()
@@ -152,9 +144,12 @@ class Scaling:
         """Sort key of what to stop first: what loads, then what is idle, then what is free soon."""
         if not holder.is_ready:
             return (False, False, 0.0, -holder.started_s)
-        name = holder.name
-        is_making, free_in_s = self._serving.is_making(name), self._serving.free_in_s(name)
-        return (True, is_making, free_in_s, -holder.started_s)
+        held = self._cell.core.replicas[holder.name].held.values()
+        batch_s = self._pools[holder.spec.name].hardware.batch_s
+        if not held or batch_s is None:
+            return (True, False, 0.0, -holder.started_s)
+        end_s = max(one.leased_s for one in held) + batch_s(len(held))
+        return (True, True, max(0.0, end_s - self._events.now_s), -holder.started_s)
 
     @property
     def gpu_hours(self) -> float:
@@ -165,26 +160,18 @@ class Scaling:
         """Return the working GPUs of every type."""
         return tuple(DeviceState(name, one.num_working) for name, one in self._gpus.items())
 
-    def pools(self, dwell_s: float) -> tuple[PoolState, ...]:
-        """Return the replicas of every pool; those below this age count as young."""
-        return tuple(self._pool(name, self._events.now_s - dwell_s) for name in self._specs)
-
-    def _pool(self, name: str, young_s: float) -> PoolState:
-        staying = self._staying(name)
-        return PoolState(
-            name,
-            num_ready=sum(one.is_ready for one in staying),
-            num_loading=sum(not one.is_ready for one in staying),
-            num_young=sum(one.started_s > young_s for one in staying),
-            spread=round(self._serving.spread(name), _DIGITS),
-        )
-
-    def _staying(self, pool: str) -> list[Holder]:
+    def staying(self, pool: str) -> list[Holder]:
+        """Return the replicas of a pool that are not about to leave."""
         return [one for one in self._holders[pool] if not one.is_leaving]
+
+    def pool_of(self, replica_id: str) -> str | None:
+        """Return the pool of a replica; None for one that is not scaled."""
+        holder = self._all.get(replica_id)
+        return None if holder is None else holder.spec.name
 
     def _start_wanted(self) -> None:
         for name, spec in self._specs.items():
-            num_missing = self._wanted[name] - len(self._staying(name))
+            num_missing = self._wanted[name] - len(self.staying(name))
             free = self._gpus[spec.device]
             for _ in range(min(num_missing, free.num_free // spec.gpus_per_replica)):
                 self._start(spec)
@@ -192,8 +179,8 @@ class Scaling:
     def _start(self, spec: PoolSpec) -> None:
         now_s = self._events.now_s
         gpus = self._gpus[spec.device].take(spec.gpus_per_replica, now_s)
-        holder = Holder(spec, f"{spec.name}-{self._num_started}", gpus, now_s)
-        self._num_started += 1
+        holder = Holder(spec, f"{spec.name}-{len(self._all)}", gpus, now_s)
+        self._all[holder.name] = holder
         self._holders[spec.name].append(holder)
         holder.load = self._events.after(
             spec.load_s * self._factor(), lambda: self._bring_up(holder)
@@ -210,18 +197,12 @@ class Scaling:
 
     def _bring_up(self, holder: Holder) -> None:
         holder.is_ready, holder.load = True, None
-        watch = self._watch
-        self._serving.bring_up(
-            holder.name,
-            holder.spec.name,
-            on_drained=lambda: self._gone(holder),
-            watch=None if watch is None else lambda _, run: watch(holder, run),
-        )
+        self._cell.bring_up(self._pools[holder.spec.name], holder.name)
 
     def _stop(self, holder: Holder) -> None:
         holder.is_leaving = True
         if holder.load is None:
-            self._serving.drain(holder.name)
+            self._cell.drain(holder.name, lambda: self._gone(holder))
             return
         holder.load.call_off()
         self._gone(holder)
@@ -238,7 +219,7 @@ class Scaling:
         device, gpu = self._gpus[holder.spec.device], holder.gpus[0]
         device.break_down(gpu)
         if holder.load is None:
-            self._serving.fail(holder.name)
+            self._cell.fail(holder.name)
         else:
             holder.load.call_off()
         self._forget(holder)
