@@ -14,13 +14,10 @@ from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.groups.experiment import (
     SHOWN_S,
-    SpCondition,
-    SpRow,
     run_tasks,
     run_unit,
     units_of,
 )
-from ray_cluster.simulator.groups.group import Stretch
 from ray_cluster.simulator.groups.policies import planner_of
 from ray_cluster.simulator.groups.report import _timeline
 from ray_cluster.simulator.reports import Report
@@ -178,26 +175,19 @@ def test_the_timeline_is_the_beginning_of_the_first_policys_run() -> None:
     planner = planner_of("rounds/most", experiment.menus())
     whole = run_tasks(tasks, planner, num_gpus=8, switch_s=0.01, records=True)
     first, second = run_unit(unit)
-    assert first.stretches == tuple(one for one in whole.stretches if one.begin_s < SHOWN_S)
-    assert len(first.stretches) > 20
-    assert second.stretches == ()
+    size_of = {one.request_id: f"{one.menu.slo_class} px" for one in tasks}
     timeline = _timeline(experiment, first)
-    assert max(bar.end_s for bar in timeline.bars) <= SHOWN_S
-
-
-def test_a_timelines_bars_are_who_holds_which_gpu() -> None:
-    stretches = (Stretch(4, (0, 1), 1.0, 1.0, 2.0, 0, 5), Stretch(9, (1,), 2.0, 2.5, 4.0, 0, 5))
-    cell = SpCondition("uniform", 12.0, 1.3)
-    row = SpRow("ours", 7, {}, cell, {}, stretches, {4: "2048", 9: "256"})
-    timeline = _timeline(sp_experiment(num_gpus=2), row)
-    assert timeline.rows == ["GPU 0", "GPU 1"]
-    assert [(bar.row, bar.begin_s, bar.end_s, bar.label) for bar in timeline.bars] == [
-        (0, 1.0, 2.0, "2048 px"),
-        (1, 1.0, 2.0, "2048 px"),
-        (1, 2.0, 4.0, "256 px"),
+    assert timeline.rows == [f"GPU {number}" for number in range(8)]
+    assert len(timeline.bars) > 20
+    assert [(one.row, one.begin_s, one.end_s, one.label) for one in timeline.bars] == [
+        (gpu, one.begin_s, min(one.end_s, SHOWN_S), size_of[one.request_id])
+        for one in whole.stretches
+        if one.begin_s < SHOWN_S
+        for gpu in one.gpus
     ]
-    assert timeline.title.startswith("ours: which request has which GPU (simulated)")
-    assert "seed 7" in timeline.title
+    assert second.bars == ()
+    assert timeline.title.startswith("rounds/most: which request has which GPU (simulated)")
+    assert "seed 0" in timeline.title
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import numpy as np
 from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.baselines.image_batches import FixedBatches, InTimeBatches
 from ray_cluster.policies.costs.cost_fit import fit_image_cost
+from ray_cluster.policies.costs.latency import LatencyProfile
 from ray_cluster.policies.planning.cluster_state import (
     BatchTimes,
     ClusterState,
@@ -65,6 +66,52 @@ def whole_image(
         confidence=confidence,
         coin=coin,
     )
+
+
+def options_of(
+    profile: LatencyProfile,
+    steps: int | None = None,
+    side_px: int = 0,
+    *,
+    batching_gain: float = 1.0,
+) -> tuple[BatchOption, ...]:
+    """Return batches of images, of a table of whole images of one size or of steps.
+
+    Args:
+        steps: of square images of `side_px`; None for whole images.
+        batching_gain: factor on what a batch saves against single images; larger batches never end
+            sooner, however large it is.
+
+    Raises:
+        ValueError: the table has other images, or none.
+    """
+    what, size_px = "whole images of one size", (side_px, side_px)
+    rows = list(profile.of("image"))
+    if steps is not None:
+        what, rows = f"steps of {side_px} px", list(profile.of("step"))
+        rows = [
+            one
+            for one in rows
+            if (one.key.width_px, one.key.height_px) == size_px and not one.key.beside
+        ]
+    seconds = {one.key.batch: (steps or 1) * one.seconds for one in rows}
+    if not seconds:
+        raise ValueError(
+            f"given {profile.name!r}, which has no {what}; allowed: profiles that have some, or, "
+            "of steps, a workload that says how many `steps` of which `side_px`"
+        )
+    if min(seconds) != 1 or len(seconds) < len(rows):
+        raise ValueError(
+            f"given {profile.name!r}, whose batches of {what} are "
+            f"{sorted(one.key.batch for one in rows)}; allowed: profiles that have each batch "
+            "once, from 1"
+        )
+    changed, least_s = list[BatchOption](), 0.0
+    for batch, batch_s in sorted(seconds.items()):
+        alone_s = batch * seconds[1]
+        least_s = max(alone_s - batching_gain * (alone_s - batch_s), least_s)
+        changed.append(BatchOption(batch, least_s))
+    return tuple(changed)
 
 
 class SimulatedCluster:

@@ -46,8 +46,7 @@ class Course:
 
     def by_bin(self, values: Floats) -> Line:
         """Return values [B] over time."""
-        begins_s = [self.bin_s * number for number in range(len(values))]
-        return Line(begins_s, values.tolist())
+        return Line([self.bin_s * number for number in range(len(values))], values.tolist())
 
     def by_round(self, value: Callable[[ClusterState], float]) -> Line:
         """Return a figure of the states over time."""
@@ -85,20 +84,23 @@ def course_of(
 
     answered = [one for one in fates if one.end == "finished"]
     services = dict.fromkeys(one.slo_class for one in requests)
+    # without confidences, of which there are many
+    plain = [
+        replace(
+            one,
+            now_s=one.now_s - begin_s,
+            services=tuple(replace(each, confidences=()) for each in one.services),
+        )
+        for one in states
+    ]
     return Course(
         bin_s,
         {name: counts(one for one in requests if one.slo_class == name) for name in services},
         counts(one.arrival for one in answered if one.is_met),
         counts(one.arrival for one in answered),
         counts(one.arrival for one in answered if one.stage == "heavy"),
-        tuple(_trimmed(one, begin_s) for one in states),
+        tuple(plain),
     )
-
-
-def _trimmed(state: ClusterState, begin_s: float) -> ClusterState:
-    """Without confidences, of which there are many."""
-    services = tuple(replace(one, confidences=()) for one in state.services)
-    return replace(state, now_s=state.now_s - begin_s, services=services)
 
 
 def _shares(some: Floats, of: Floats) -> Floats:
