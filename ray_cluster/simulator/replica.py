@@ -25,8 +25,7 @@ from ray_cluster.protocol.leases import (
 )
 from ray_cluster.protocol.settings import Capacity
 from ray_cluster.requests import Failure, ImageResult, Timing
-from ray_cluster.simulator.controlnets.rows import ControlNetRows
-from ray_cluster.simulator.controlnets.services import ControlNetServices
+from ray_cluster.simulator.controlnets.services import ControlNetRows, ControlNetServices
 from ray_cluster.simulator.events import EventQueue, Timer
 from ray_cluster.simulator.noise import Device
 

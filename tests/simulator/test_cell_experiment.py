@@ -13,9 +13,8 @@ from ray_cluster.policies.costs.cost_model import step_s, work_of
 from ray_cluster.policies.types import StepCost
 from ray_cluster.simulator.cell.experiment import CellExperiment
 from ray_cluster.simulator.cell.policies import KNOWN
-from ray_cluster.simulator.cell.pools import with_batching_gain
 from ray_cluster.simulator.cell.report import report_cells
-from ray_cluster.simulator.cell.runs import Setting, run_cell
+from ray_cluster.simulator.cell.runs import Setting, run_cell, with_batching_gain
 from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.reports import Report
 from tests.fakes import request_view

@@ -29,7 +29,7 @@ from ray_cluster.policies.planning.plan import PlannedSettings
 from ray_cluster.policies.types import StepCost
 from ray_cluster.simulator.cell import cell
 from ray_cluster.simulator.cell.cell import SCORER, CellSpec, Fate, SimulatedCell
-from ray_cluster.simulator.cell.pools import times
+from ray_cluster.simulator.cell.runs import times
 from ray_cluster.simulator.control.scaling import Faults, Scaling
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.noise import Hardware

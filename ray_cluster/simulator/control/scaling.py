@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -29,74 +29,60 @@ class Faults:
     repair_s: float
 
 
-class GpuPool:
-    """GPUs of one type. None is ever held twice at once."""
-
-    def __init__(self, num_gpus: int) -> None:
-        self._free = list(range(num_gpus))
-        self._broken: set[int] = set()
-        self._held_since: dict[int, float] = {}
-        self._num_gpus = num_gpus
-        self._held_s = 0.0
-
-    @property
-    def num_working(self) -> int:
-        """GPUs that are not broken."""
-        return self._num_gpus - len(self._broken)
-
-    @property
-    def num_free(self) -> int:
-        """GPUs that can be taken."""
-        return len(self._free)
-
-    def held_s(self, now_s: float) -> float:
-        """Return the GPU-seconds for which GPUs were held."""
-        return self._held_s + sum(now_s - since_s for since_s in self._held_since.values())
-
-    def take(self, count: int, now_s: float) -> tuple[int, ...]:
-        """Take free GPUs, of which there must be enough."""
-        assert count <= len(self._free)
-        taken = tuple(heapq.heappop(self._free) for _ in range(count))
-        for gpu in taken:
-            assert gpu not in self._held_since, f"GPU {gpu} is held twice"
-            self._held_since[gpu] = now_s
-        return taken
-
-    def release(self, gpus: tuple[int, ...], now_s: float) -> None:
-        """Make GPUs free again, except broken ones."""
-        for gpu in gpus:
-            self._held_s += now_s - self._held_since.pop(gpu)
-            if gpu not in self._broken:
-                heapq.heappush(self._free, gpu)
-
-    def break_down(self, gpu: int) -> None:
-        """Make a GPU that is held unusable once it is released."""
-        assert gpu in self._held_since
-        self._broken.add(gpu)
-
-    def repair(self, gpu: int) -> None:
-        """Make a broken GPU free."""
-        self._broken.remove(gpu)
-        heapq.heappush(self._free, gpu)
-
-
 @dataclass(slots=True, eq=False)
 class Holder:
     """One replica, from its load to its end.
 
     Attributes:
         name: unique in a run.
-        gpus: of its pool's type.
         load: going on.
     """
 
     spec: PoolSpec
     name: str
-    gpus: tuple[int, ...]
     started_s: float
     is_ready: bool = False
     is_leaving: bool = False
     load: Timer | None = None
+
+
+class Gpus:
+    """GPUs of one type, by what they are: held, broken or free."""
+
+    def __init__(self, num: int) -> None:
+        self.num_free = self._num = num
+        self.num_broken = 0
+        self._held_s = 0.0
+        self._holders: list[Holder] = []
+
+    @property
+    def num_working(self) -> int:
+        """GPUs that are not broken."""
+        return self._num - self.num_broken
+
+    def held_s(self, now_s: float) -> float:
+        """Return the GPU-seconds for which GPUs were held."""
+        held = (one.spec.gpus_per_replica * (now_s - one.started_s) for one in self._holders)
+        return self._held_s + sum(held)
+
+    def take(self, holder: Holder) -> None:
+        """Take free GPUs for a replica, of which there must be enough."""
+        self.num_free -= holder.spec.gpus_per_replica
+        assert self.num_free >= 0
+        self._holders.append(holder)
+
+    def release(self, holder: Holder, now_s: float, *, num_broken: int = 0) -> None:
+        """Make a replica's GPUs free again, except broken ones."""
+        num = holder.spec.gpus_per_replica
+        self._holders.remove(holder)
+        self._held_s += num * (now_s - holder.started_s)
+        self.num_free += num - num_broken
+        self.num_broken += num_broken
+
+    def repair(self) -> None:
+        """Make a broken GPU free."""
+        self.num_broken -= 1
+        self.num_free += 1
 
 
 class Scaling:
@@ -126,7 +112,7 @@ class Scaling:
         self._rng = rng
         self._sigma = math.sqrt(math.log1p(noise_cv**2))
         self._faults = faults
-        self._gpus = {device: GpuPool(number) for device, number in num_gpus.items()}
+        self._gpus = {device: Gpus(number) for device, number in num_gpus.items()}
         self._specs = {spec.name: spec for spec in fleet.pools}
         self._wanted: dict[str, int] = dict.fromkeys(self._specs, 0)
         self._holders: dict[str, list[Holder]] = {name: [] for name in self._specs}
@@ -177,23 +163,18 @@ class Scaling:
                 self._start(spec)
 
     def _start(self, spec: PoolSpec) -> None:
-        now_s = self._events.now_s
-        gpus = self._gpus[spec.device].take(spec.gpus_per_replica, now_s)
-        holder = Holder(spec, f"{spec.name}-{len(self._all)}", gpus, now_s)
+        holder = Holder(spec, f"{spec.name}-{len(self._all)}", self._events.now_s)
+        self._gpus[spec.device].take(holder)
         self._all[holder.name] = holder
         self._holders[spec.name].append(holder)
-        holder.load = self._events.after(
-            spec.load_s * self._factor(), lambda: self._bring_up(holder)
-        )
+        # a lognormal factor with a mean of 1
+        factor, sigma = 1.0, self._sigma
+        if sigma:
+            factor = math.exp(self._rng.normal(-(sigma**2) / 2, sigma))
+        holder.load = self._events.after(spec.load_s * factor, partial(self._bring_up, holder))
         if self._faults is not None:
-            lives_s = self._rng.exponential(self._faults.mean_s_between / len(gpus))
-            self._events.after(lives_s, lambda: self._fail(holder))
-
-    def _factor(self) -> float:
-        """A lognormal factor with a mean of 1."""
-        if self._sigma == 0:
-            return 1.0
-        return float(math.exp(self._rng.normal(-(self._sigma**2) / 2, self._sigma)))
+            mean_s = self._faults.mean_s_between / spec.gpus_per_replica
+            self._events.after(self._rng.exponential(mean_s), partial(self._fail, holder))
 
     def _bring_up(self, holder: Holder) -> None:
         holder.is_ready, holder.load = True, None
@@ -202,35 +183,30 @@ class Scaling:
     def _stop(self, holder: Holder) -> None:
         holder.is_leaving = True
         if holder.load is None:
-            self._cell.drain(holder.name, lambda: self._gone(holder))
-            return
-        holder.load.call_off()
-        self._gone(holder)
+            self._cell.drain(holder.name, partial(self._gone, holder))
+        else:
+            holder.load.call_off()
+            self._gone(holder)
 
-    def _gone(self, holder: Holder) -> None:
-        """A replica has left: its GPUs are for others."""
-        self._forget(holder)
+    def _gone(self, holder: Holder, *, num_broken: int = 0) -> None:
+        """A replica has left: its GPUs are for others, unless they are broken."""
+        self._holders[holder.spec.name].remove(holder)
+        now_s = self._events.now_s
+        self._gpus[holder.spec.device].release(holder, now_s, num_broken=num_broken)
         self._start_wanted()
 
     def _fail(self, holder: Holder) -> None:
         if holder not in self._holders[holder.spec.name]:
             return
         assert self._faults is not None
-        device, gpu = self._gpus[holder.spec.device], holder.gpus[0]
-        device.break_down(gpu)
         if holder.load is None:
             self._cell.fail(holder.name)
         else:
             holder.load.call_off()
-        self._forget(holder)
 
         def repaired() -> None:
-            device.repair(gpu)
+            self._gpus[holder.spec.device].repair()
             self._start_wanted()
 
         self._events.after(self._faults.repair_s, repaired)
-        self._start_wanted()
-
-    def _forget(self, holder: Holder) -> None:
-        self._holders[holder.spec.name].remove(holder)
-        self._gpus[holder.spec.device].release(holder.gpus, self._events.now_s)
+        self._gone(holder, num_broken=1)
