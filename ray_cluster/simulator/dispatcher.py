@@ -56,7 +56,6 @@ class SimulatedDispatcher:
         self._is_catching_up = False
 
     def register(self, replica: SimulatedReplica) -> None:
-        """Register a replica, and open its poll."""
         self._replicas[replica.replica_id] = replica
         epoch = self.core.register(replica.registration, self._events.now_s)
         self._epochs[replica.replica_id] = epoch

@@ -83,7 +83,6 @@ class Device:
         return tuple((start_s + (each_s * self._noise[places]).cumsum()).tolist())
 
     def noisy_step_s(self, requests: Sequence[RequestView]) -> float:
-        """Return the seconds of the next step if it is one of these requests, as it will be."""
         (seconds,) = self.step_ends_s(requests, 1, start_s=0.0)
         return seconds
 

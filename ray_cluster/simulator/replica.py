@@ -133,7 +133,6 @@ class SimulatedReplica:
 
     @property
     def replica_id(self) -> str:
-        """Unique in the cell."""
         return self.registration.replica_id
 
     @property
@@ -182,7 +181,6 @@ class SimulatedReplica:
         return done
 
     def take(self, leases: Iterable[Lease]) -> None:
-        """Begin what was leased."""
         for lease in leases:
             request_id = lease.request.request_id
             view = self._host.view_of(request_id)
@@ -224,7 +222,6 @@ class SimulatedReplica:
         return row
 
     def die(self) -> None:
-        """Lose everything at once."""
         for request_id in list(self._rows):
             self._leave(request_id)
         if self._run is not None:

@@ -363,7 +363,6 @@ class CascadeSizingTask(CascadeExperiment):
         return content
 
     def with_gpus(self, num_gpus: int) -> CascadeExperiment:
-        """Return the simulation of so many."""
         return self.model_copy(update={"num_gpus": num_gpus})
 
     @property
@@ -390,11 +389,9 @@ class Tried:
     at_peak: Mapping[str, int]
 
     def is_in_time(self, task: CascadeSizingTask) -> bool:
-        """Whether few enough requests are late."""
         return self.violations.value <= task.most_violations
 
     def is_good(self, task: CascadeSizingTask) -> bool:
-        """Whether images are good enough."""
         if task.worst_quality is None:
             return True
         sign = 1 if task.files.curves.quality.lower_is_better else -1

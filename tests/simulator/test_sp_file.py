@@ -12,12 +12,7 @@ import yaml
 
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import load_experiment
-from ray_cluster.simulator.groups.experiment import (
-    SHOWN_S,
-    run_tasks,
-    run_unit,
-    units_of,
-)
+from ray_cluster.simulator.groups.experiment import SHOWN_S, run_tasks, run_unit, units_of
 from ray_cluster.simulator.groups.policies import planner_of
 from ray_cluster.simulator.groups.report import _timeline
 from ray_cluster.simulator.reports import Report

@@ -201,7 +201,6 @@ class CascadeExperiment(ControlExperiment):
 
     @property
     def arrivals_span_s(self) -> float:
-        """Seconds from the beginning until the last arrival."""
         return self.duration_s if self.trace is None else float(self._replayed_s[-1])
 
     @property
@@ -214,7 +213,6 @@ class CascadeExperiment(ControlExperiment):
 
     @property
     def mean_per_s(self) -> float:
-        """The rate over all arrivals."""
         if self.trace is None:
             return (self.low_per_s + self.high_per_s) / 2
         return len(self._replayed_s) / max(self.bin_s, self.arrivals_span_s)
@@ -226,12 +224,10 @@ class CascadeExperiment(ControlExperiment):
 
     @property
     def span_s(self) -> float:
-        """Seconds from the first request until all deadlines have passed."""
         return self.arrivals_span_s + 2 * self.slo_s
 
     @property
     def bin_width_s(self) -> float:
-        """Of the counts over time."""
         return self.bin_s
 
     def setting(self) -> Setting:
@@ -297,7 +293,6 @@ class CascadeExperiment(ControlExperiment):
         return PoolSpec(name, profile.model, profile.device, options, load_s=self.load_s)
 
     def requests(self, seed: int) -> list[Arrival]:
-        """The requests of a seed."""
         instants, confidences, coins = (np.random.default_rng([seed, n]) for n in range(3))
         if self.trace is None:
             day = daily_rate(self.low_per_s, self.high_per_s, self.duration_s)
@@ -333,7 +328,6 @@ class CascadeExperiment(ControlExperiment):
         return max(one.batch for one in options if one.batch <= max(most, options[0].batch))
 
     def figures_of(self, run: ControlRun) -> dict[str, float]:
-        """See the class."""
         course, key = run.course, self.files.quality.key
         shares = course.heavy_shares[course.answered > 0]
         # without answers, quality is that of the light model

@@ -107,7 +107,6 @@ class CellResult:
         return attainment(self.fates)
 
     def attainment_by_class(self) -> dict[str, float]:
-        """The same within each service class."""
         classes = sorted({fate.arrival.slo_class for fate in self.fates})
         return {
             name: attainment([fate for fate in self.fates if fate.arrival.slo_class == name])
@@ -151,7 +150,6 @@ class PoolSpec:
     cap: int | None = None
 
     def registration(self, replica_id: str) -> Registration:
-        """Return that of a replica."""
         is_scorer = self.kind == "score"
         return Registration(
             replica_id,
@@ -217,9 +215,7 @@ class SimulatedCell:
         self._spec, self._watch, self._on_end = spec, watch, on_end
         self.events = events or EventQueue()
         config = DispatchConfig(
-            poll_s=spec.poll_s,
-            replica_timeout_s=6 * spec.poll_s,
-            preemption=spec.has_preemption,
+            poll_s=spec.poll_s, replica_timeout_s=6 * spec.poll_s, preemption=spec.has_preemption
         )
         self.core = DispatchCore(
             config=config,

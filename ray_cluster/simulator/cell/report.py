@@ -12,15 +12,7 @@ from ray_cluster.simulator.cell.experiment import CellExperiment
 from ray_cluster.simulator.cell.runs import CellRow, Setting, run_cell
 from ray_cluster.simulator.cell.views import CellView
 from ray_cluster.simulator.experiment import ExperimentTask
-from ray_cluster.simulator.reports import (
-    Line,
-    Plot,
-    Report,
-    Table,
-    Timeline,
-    grid,
-    percent_line,
-)
+from ray_cluster.simulator.reports import Line, Plot, Report, Table, Timeline, grid, percent_line
 from ray_cluster.simulator.results import Mean, Rows, mean_of
 
 # policies that refuse; of them, the one that is there without refusals, too
@@ -209,10 +201,7 @@ def _add_on_shares(setting: Setting) -> Table | None:
 
 
 def _plots(
-    experiment: CellExperiment,
-    rows: Rows,
-    classes: Sequence[str],
-    views: Mapping[float, CellView],
+    experiment: CellExperiment, rows: Rows, classes: Sequence[str], views: Mapping[float, CellView]
 ) -> list[Plot]:
     """What policies and classes attain over the loads, and the queue over time."""
     loads, first = sorted(experiment.loads), experiment.policies[0]

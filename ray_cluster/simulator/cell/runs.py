@@ -18,12 +18,7 @@ from ray_cluster.simulator.cell.cell import CellResult, CellSpec, PoolSpec, Simu
 from ray_cluster.simulator.cell.experiment import CellExperiment, CellPool, CellRun, SizeShare
 from ray_cluster.simulator.cell.policies import CellPolicy, cell_policy
 from ray_cluster.simulator.cell.views import CellView, ViewRecorder
-from ray_cluster.simulator.cell.workload import (
-    MODEL,
-    DrawnWorkload,
-    ReplayedWorkload,
-    example_of,
-)
+from ray_cluster.simulator.cell.workload import MODEL, DrawnWorkload, ReplayedWorkload, example_of
 from ray_cluster.simulator.controlnets.add_ons import AddOnCost, Way, reported_share
 from ray_cluster.simulator.controlnets.services import ServiceSpec
 from ray_cluster.simulator.noise import Hardware
@@ -203,7 +198,6 @@ class Setting:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of the profiles' figures."""
         return tuple(sorted({kind for pool in self.pools for kind in pool.profile.kinds}))
 
     def alone_s(self, one: RequestView) -> float:
@@ -217,12 +211,10 @@ class Setting:
         return alone_s <= drawn.slo_s(size, self.alone_s)
 
     def workload(self, load: float, seed: int) -> Sequence[Arrival]:
-        """Return the arrivals of a seed."""
         return self.source.arrivals(load, seed, self.alone_s)
 
     @property
     def first_workload(self) -> Sequence[Arrival]:
-        """The arrivals of the first load and seed."""
         return self.workload(self.experiment.loads[0], self.experiment.seeds[0])
 
     def spec(self, policy: str, seed: int, workload: Sequence[Arrival]) -> CellSpec:

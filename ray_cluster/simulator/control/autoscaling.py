@@ -109,11 +109,9 @@ class ClairvoyantPlanner:
     experiment: AutoscalingExperiment
 
     def begin(self, state: ClusterState) -> Memory:
-        """Return what the planner remembers."""
         return self.planner.begin(state)
 
     def plan(self, state: ClusterState, memory: Memory) -> tuple[Plan, Memory]:
-        """Return the plan for the rates to come."""
         experiment, planner = self.experiment, self.planner
         problem = planner.problem(state, memory)
         ahead_s = experiment.load_s + 2 * experiment.period_s
@@ -143,11 +141,7 @@ def _ongoing(fleet: Fleet, e: AutoscalingExperiment, **settings: Any) -> Ongoing
 
 
 _ALLOCATION = {"utilisation": 0.9, "surge_quantile": 0.95}
-_ONGOING = {
-    "target_ongoing_requests": 2.0,
-    "upscale_delay_s": 30.0,
-    "downscale_delay_s": 600.0,
-}
+_ONGOING = {"target_ongoing_requests": 2.0, "upscale_delay_s": 30.0, "downscale_delay_s": 600.0}
 
 
 class AutoscalingExperiment(ControlExperiment):
@@ -201,19 +195,16 @@ class AutoscalingExperiment(ControlExperiment):
 
     @property
     def span_s(self) -> float:
-        """Seconds from the first request until all deadlines have passed."""
         return self.duration_s + max(60.0, *(2 * one.slo_s for one in self.workloads))
 
     @property
     def faults(self) -> Faults | None:
-        """How often GPUs fail; None for never."""
         if self.failure_every_s is None:
             return None
         return Faults(mean_s_between=self.failure_every_s, repair_s=self.repair_s)
 
     @property
     def young_s(self) -> float:
-        """Age below which a replica counts as young."""
         return self.dwell_s
 
     def setting(self) -> Setting:
@@ -235,11 +226,9 @@ class AutoscalingExperiment(ControlExperiment):
         return Setting(fleet, profiles, num_gpus, _COLUMNS, _WORDS, (_HOURS, _ATTAINMENT))
 
     def curve(self, workload: Workload) -> RateCurve:
-        """A service's rate over the day."""
         return daily_rate(workload.low_per_s, workload.high_per_s, self.duration_s)
 
     def requests(self, seed: int) -> list[Arrival]:
-        """The requests of a seed, in the order of arrival."""
         found = []
         for stream, one in enumerate(self.workloads):
             rng = np.random.default_rng([seed, stream])
@@ -254,7 +243,6 @@ class AutoscalingExperiment(ControlExperiment):
         )
 
     def figures_of(self, run: ControlRun) -> dict[str, float]:
-        """See the class."""
         num_by_service = Counter(one.slo_class for one in run.requests)
         on_time = Counter(one.arrival.slo_class for one in run.fates if one.is_met)
         actions = [one.report.actions for one in run.rounds if one.report.actions]

@@ -204,7 +204,6 @@ class SimulatedCluster:
         return ModelState(name, core.queue.waiting(name).num_requests, num_in_batches)
 
     def scale(self, pool: str, num_replicas: int) -> None:
-        """Start or stop replicas until there are so many."""
         self._scaling.scale(pool, num_replicas)
 
     def apply(self, settings: PlannedSettings) -> None:
@@ -218,11 +217,9 @@ class SimulatedCluster:
 
     @property
     def gpu_hours(self) -> float:
-        """For which GPUs were held, loading or serving."""
         return self._scaling.gpu_hours
 
     def offer(self, request: Arrival) -> None:
-        """Admit a request at its arrival."""
         self._num_arrived[request.slo_class] += 1
         self.cell.arrive(f"{self._num_offered}", request)
         self._num_offered += 1
@@ -279,7 +276,5 @@ def _scorers(cascade: CascadeSpec) -> cell.PoolSpec:
     most, seconds = (1, score_s) if num else (_MANY, 0.0)
     hardware = Hardware(StepCost(0.0, 0.0), batch_s=lambda _: seconds)
     return cell.PoolSpec(
-        *(SCORER, SCORER, num or 1, hardware, most, most),
-        policy=FixedBatches(most),
-        kind="score",
+        *(SCORER, SCORER, num or 1, hardware, most, most), policy=FixedBatches(most), kind="score"
     )

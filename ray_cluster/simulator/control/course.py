@@ -45,11 +45,9 @@ class Course:
         return _shares(self.heavy, self.answered)
 
     def by_bin(self, values: Floats) -> Line:
-        """Return values [B] over time."""
         return Line([self.bin_s * number for number in range(len(values))], values.tolist())
 
     def by_round(self, value: Callable[[ClusterState], float]) -> Line:
-        """Return a figure of the states over time."""
         return Line([one.now_s for one in self.states], [value(one) for one in self.states])
 
     @property

@@ -193,17 +193,14 @@ class ControlExperiment(Experiment):
 
     @property
     def bin_width_s(self) -> float:
-        """Of the counts over time."""
         return 60.0
 
     @property
     def faults(self) -> Faults | None:
-        """How often GPUs fail; None for never."""
         return None
 
     @property
     def young_s(self) -> float:
-        """Age below which a replica counts as young."""
         return 0.0
 
     def shows(self, policy: str, seed: int) -> bool:

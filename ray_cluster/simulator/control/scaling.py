@@ -57,11 +57,9 @@ class Gpus:
 
     @property
     def num_working(self) -> int:
-        """GPUs that are not broken."""
         return self._num - self.num_broken
 
     def held_s(self, now_s: float) -> float:
-        """Return the GPU-seconds for which GPUs were held."""
         held = (one.spec.gpus_per_replica * (now_s - one.started_s) for one in self._holders)
         return self._held_s + sum(held)
 
@@ -80,7 +78,6 @@ class Gpus:
         self.num_broken += num_broken
 
     def repair(self) -> None:
-        """Make a broken GPU free."""
         self.num_broken -= 1
         self.num_free += 1
 
@@ -143,7 +140,6 @@ class Scaling:
         return sum(one.held_s(self._events.now_s) for one in self._gpus.values()) / 3600
 
     def devices(self) -> tuple[DeviceState, ...]:
-        """Return the working GPUs of every type."""
         return tuple(DeviceState(name, one.num_working) for name, one in self._gpus.items())
 
     def staying(self, pool: str) -> list[Holder]:

@@ -38,7 +38,6 @@ class ServiceSpec:
 
     @property
     def way(self) -> Way:
-        """The way to them."""
         return self.add_ons.way or Way()
 
 
@@ -219,7 +218,6 @@ class ControlNetRows:
             self._usual_s[ask.name] = usual_s + _NEWEST_SHARE * (ask.took_s - usual_s)
 
     def drop(self, view: RequestView) -> None:
-        """A row has left."""
         for ask in self._asked.pop(view.request_id, ()):
             ask.is_dropped = True
         self._services.forget(view.request_id, view.controls)

@@ -79,7 +79,6 @@ class ControlNetSizingTask(_Part):
         return self
 
     def problem(self) -> PlacementProblem:
-        """Return what is to be solved."""
         same = {"encode_s", "decode_s", "transport_s", "most_step_s", "num_bases", "num_devices"}
         return PlacementProblem(
             controlnets=tuple(

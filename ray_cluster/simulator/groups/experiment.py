@@ -49,7 +49,6 @@ class SpCondition:
 
     @property
     def load_words(self) -> str:
-        """The load, for titles."""
         return f"{self.mix}, {self.rate_per_min:g} per minute"
 
 
@@ -132,7 +131,6 @@ class SpExperiment(Experiment):
         return menus_of(profile, num_gpus=self.num_gpus)
 
     def tasks(self, cell: SpCondition, seed: int) -> list[GroupTask]:
-        """Return the requests of one seed."""
         arrivals = draw_count(
             size_mix(cell.mix, load_profile(self.profile)),
             cell.rate_per_min / 60,
@@ -246,7 +244,6 @@ class SpRun:
 
     outcomes: tuple[GroupOutcome, ...]
     stretches: tuple[Stretch, ...]
-    num_decisions: int
 
 
 def run_tasks(
@@ -269,7 +266,7 @@ def run_tasks(
     for task in tasks:
         events.at(task.arrival_s, partial(group.add, task))
     events.run()
-    return SpRun(tuple(outcomes), tuple(group.stretches), group.num_decisions)
+    return SpRun(tuple(outcomes), tuple(group.stretches))
 
 
 def _row(label: str, unit: SpUnit, run: SpRun) -> SpRow:

@@ -21,14 +21,7 @@ from ray_cluster.simulator.groups.experiment import (
     units_of,
 )
 from ray_cluster.simulator.groups.workload import FLUX_CLASSES
-from ray_cluster.simulator.reports import (
-    Plot,
-    Report,
-    Table,
-    Timeline,
-    grid,
-    percent_line,
-)
+from ray_cluster.simulator.reports import Plot, Report, Table, Timeline, grid, percent_line
 from ray_cluster.simulator.results import Mean, Rows
 
 _ON_TIME = "on time, %"
