@@ -124,8 +124,9 @@ def test_a_replica_is_young_until_it_has_dwelt() -> None:
     assert cluster.observe().pool("light").num_young == 0
 
 
-def test_who_is_served_is_waited_for_and_nobody_else() -> None:
-    cluster, _ = ready(CascadePlan("s", 1.0))
+@pytest.mark.parametrize("faults", [None, Faults(600.0, 15.0)])
+def test_who_is_served_is_waited_for_and_nobody_else(faults: Faults | None) -> None:
+    cluster, _ = ready(CascadePlan("s", 1.0), faults=faults)
     cluster.scale("heavy", 0)
     for _ in range(9):
         cluster.offer(job(100.0, slo_s=100.0))
@@ -133,3 +134,66 @@ def test_who_is_served_is_waited_for_and_nobody_else() -> None:
     # all were deferred, and there is nobody for them
     assert (cluster.cell.num_open, len(cluster.fates)) == (9, 0)
     assert cluster.observe().model("h").num_waiting == 9
+
+
+def test_the_state_is_that_of_now_and_names_everything() -> None:
+    cluster, events = simulated()
+    events.run(3.0)
+    state = cluster.observe()
+    assert (state.now_s, state.num_gpus("gpu")) == (3.0, 4)
+    assert {one.pool for one in state.pools} == {"light", "heavy"}
+    assert {one.service for one in state.services} == {"s"}
+
+
+def test_replicas_load_before_they_serve_and_asking_twice_is_as_asking_once() -> None:
+    cluster, events = simulated()
+    for _ in range(3):
+        cluster.scale("light", 2)
+    pool = cluster.observe().pool("light")
+    assert (pool.num_ready, pool.num_loading) == (0, 2)
+    events.run(60.0)
+    pool = cluster.observe().pool("light")
+    assert (pool.num_ready, pool.num_loading) == (2, 0)
+
+
+def test_more_replicas_than_gpus_come_when_others_shrink() -> None:
+    cluster, events = simulated()
+    cluster.scale("light", 3)
+    cluster.scale("heavy", 3)
+    events.run(60.0)
+    assert cluster.observe().pool("heavy").num_ready == 1
+    cluster.scale("light", 1)
+    events.run(120.0)
+    state = cluster.observe()
+    assert (state.pool("light").num_ready, state.pool("heavy").num_ready) == (1, 3)
+
+
+def test_arrivals_are_counted_once_and_what_waits_and_confidences_are_seen() -> None:
+    cluster, events = simulated()
+    for _ in range(3):
+        cluster.offer(job(0.0))
+    state = cluster.observe()
+    assert (state.service("s").num_arrived, state.model("l").num_waiting) == (3, 3)
+    cluster.scale("light", 1)
+    events.run(60.0)
+    cluster.offer(job(60.0))
+    events.run(70.0)
+    seen = cluster.observe().service("s")
+    assert (seen.num_arrived, len(seen.confidences)) == (4, 4)
+    assert cluster.observe().service("s").confidences == ()
+
+
+def test_an_older_version_of_the_settings_is_ignored() -> None:
+    cluster, events = ready(CascadePlan("s", 0.5))
+
+    def defers(version: int, threshold: float) -> bool:
+        """Whether the next request, of confidence 0.5, is deferred."""
+        caps = (("light", 4), ("heavy", 2))
+        cluster.apply(PlannedSettings(version, caps, (CascadePlan("s", threshold),)))
+        cluster.offer(job(events.now_s))
+        events.run(events.now_s + 30.0)
+        return cluster.fates[-1].stage == "heavy"
+
+    assert defers(5, 0.6)
+    assert defers(4, 0.4)
+    assert not defers(6, 0.4)

@@ -48,7 +48,7 @@ _FAR_S = 1e7
 UNLIMITED = LimitsConfig(max_queued_images=10**7, max_queue_s=_FAR_S)
 _NO_MAP = BlobRef("", 0)
 SCORER = "scorer"
-# without any step, end or new replica for so long nothing will come of what is open
+# without any step or end for so long nothing will come of what is open
 _PATIENCE_S, _PART_S = 7200.0, 60.0
 
 End = Literal["finished", "refused", "failed", "open"]
@@ -240,7 +240,7 @@ class SimulatedCell:
         self._fates: dict[str, Fate] = {}
         self._busy_s: defaultdict[str, float] = defaultdict(float)
         self._rng = np.random.default_rng([spec.seed, 9])
-        # of the last end, and of the last sign of life
+        # of the last end, and of the last step or end
         self._last_s = self._alive_s = 0.0
         self._live: dict[str, tuple[PoolSpec, SimulatedReplica]] = {}
 
@@ -302,7 +302,6 @@ class SimulatedCell:
             cap=self._caps[pool.name],
         )
         self._live[name] = (pool, replica)
-        self._alive_s = self.events.now_s
         self._dispatcher.register(replica)
         if math.isfinite(pool.mtbf_s):
             life_s = float(self._rng.exponential(pool.mtbf_s))
