@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -175,8 +175,8 @@ class CellSpec:
         poll_s: longest time for which a poll is held.
         has_preemption: whether a running request may be preempted.
         services: devices that run all ControlNets; None where replicas run their own.
-        cascades: light and heavy model, by the name that requests have as their model; both make
-            whole images in one step, and pools of `SCORER` score.
+        cascades: light and heavy model, by the name that requests have as their model; replicas of
+            `SCORER` score.
     """
 
     pools: tuple[PoolSpec, ...]
@@ -240,7 +240,7 @@ class SimulatedCell:
         self._fates: dict[str, Fate] = {}
         self._busy_s: defaultdict[str, float] = defaultdict(float)
         self._rng = np.random.default_rng([spec.seed, 9])
-        # of the last end, and of the last step or end
+        # instants of the last end, and of the last step or end
         self._last_s = self._alive_s = 0.0
         self._live: dict[str, tuple[PoolSpec, SimulatedReplica]] = {}
 
@@ -401,44 +401,50 @@ class SimulatedCell:
             self._views[request_id] = replace(view, num_steps=offer.num_steps[0])
 
     def _request_of(self, request_id: str, arrival: Arrival) -> ImageRequest:
-        cascade = self._spec.cascades.get(arrival.model)
-        request = _request_of(request_id, arrival, self._spec)
-        if cascade is None:
-            return request
-        light, heavy = cascade
-        if arrival.coin < self._plans[arrival.model].heavy_share:
-            use = CascadeUse(arrival.model, entry="heavy")
-        else:
-            use = CascadeUse(
-                arrival.model, LightStage(light, SCORER, arrival.num_steps, 1.0, "ddim")
-            )
-        return replace(request, model=heavy, cascade=use)
+        spec, cascade = self._spec, self._spec.cascades.get(arrival.model)
+        has_deadline = spec.promises_deadlines
+        fewest = arrival.fewest_steps if has_deadline else None
+        num_steps = min(arrival.num_steps, spec.most_steps or arrival.num_steps)
+        controls = tuple(ControlNetUse(name, _NO_MAP) for name in arrival.controlnets)
+        use = None
+        if cascade is not None:
+            use = CascadeUse(arrival.model, LightStage(cascade[0], SCORER, num_steps, 1.0, "ddim"))
+            if arrival.coin < self._plans[arrival.model].heavy_share:
+                use = CascadeUse(arrival.model, entry="heavy")
+        return ImageRequest(
+            request_id=request_id,
+            model=arrival.model if cascade is None else cascade[1],
+            prompt="",
+            width_px=arrival.width_px,
+            height_px=arrival.height_px,
+            num_steps=num_steps,
+            guidance_scale=2.0 if arrival.uses_guidance else 1.0,
+            sampler="ddim",
+            seed=0,
+            priority=arrival.priority if has_deadline else 0,
+            # the same for all: requests are served in the order of arrival
+            slo_s=arrival.slo_s if has_deadline and math.isfinite(arrival.slo_s) else _FAR_S,
+            when_late=spec.when_late if has_deadline else "accept",
+            terms=None if fewest is None else Terms("exact", num_steps, fewest),
+            add_ons=AddOns(controls=controls),
+            cascade=use,
+        )
 
     def _on_outcome(self, outcome: Outcome) -> None:
-        if not isinstance(outcome, Completed):
-            self._end(outcome.request_id, "failed", outcome.attempts)
-            return
-        stage, is_kept = None, False
-        if outcome.cascade is not None:
-            stage = outcome.cascade.stage
-            is_kept = outcome.cascade.reason in ("no_time", "heavy_failed")
-        self._end(outcome.request_id, "finished", outcome.attempts, stage, is_kept=is_kept)
+        answer = outcome.cascade if isinstance(outcome, Completed) else None
+        self._end(
+            outcome.request_id,
+            "finished" if isinstance(outcome, Completed) else "failed",
+            attempts=outcome.attempts,
+            stage=None if answer is None else answer.stage,
+            is_kept=answer is not None and answer.reason in ("no_time", "heavy_failed"),
+        )
 
-    def _end(
-        self,
-        request_id: str,
-        end: End,
-        attempts: int = 0,
-        stage: CascadeStage | None = None,
-        *,
-        is_kept: bool = False,
-    ) -> None:
+    def _end(self, request_id: str, end: End, **of_fate: Any) -> None:
         arrival, view = self._arrivals.pop(request_id), self._views.pop(request_id)
         self._last_s = self._alive_s = self.events.now_s
-        predicted_s = self._predicted_s.pop(request_id, 0.0)
-        fate = Fate(
-            arrival, end, self._last_s, view.num_steps, attempts, predicted_s, stage, is_kept
-        )
+        of_fate["predicted_s"] = self._predicted_s.pop(request_id, 0.0)
+        fate = Fate(arrival, end, self._last_s, view.num_steps, **of_fate)
         if self._on_end is None:
             self._fates[request_id] = fate
         else:
@@ -469,31 +475,6 @@ def _settings_of(plan: CascadePlan, light: str, heavy: str) -> CascadeSettings:
         threshold=0.0 if is_random else plan.threshold,
         reserve_s=None if is_random else plan.reserve_s,
         idle_threshold=None if is_random else plan.idle_threshold,
-    )
-
-
-def _request_of(request_id: str, arrival: Arrival, spec: CellSpec) -> ImageRequest:
-    has_deadline = spec.promises_deadlines
-    fewest = arrival.fewest_steps if has_deadline else None
-    num_steps = min(arrival.num_steps, spec.most_steps or arrival.num_steps)
-    return ImageRequest(
-        request_id=request_id,
-        model=arrival.model,
-        prompt="",
-        width_px=arrival.width_px,
-        height_px=arrival.height_px,
-        num_steps=num_steps,
-        guidance_scale=2.0 if arrival.uses_guidance else 1.0,
-        sampler="ddim",
-        seed=0,
-        priority=arrival.priority if has_deadline else 0,
-        # the same for all: requests are served in the order of arrival
-        slo_s=arrival.slo_s if has_deadline and math.isfinite(arrival.slo_s) else _FAR_S,
-        when_late=spec.when_late if has_deadline else "accept",
-        terms=None if fewest is None else Terms("exact", num_steps, fewest),
-        add_ons=AddOns(
-            controls=tuple(ControlNetUse(name, _NO_MAP) for name in arrival.controlnets)
-        ),
     )
 
 
