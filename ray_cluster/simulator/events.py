@@ -34,7 +34,6 @@ class EventQueue:
         self._now_s = 0.0
         self._heap: list[tuple[float, int, Timer]] = []
         self._count = 0
-        self._happened = 0
 
     def __call__(self) -> float:
         """Return the present instant, as a live clock does."""
@@ -43,10 +42,6 @@ class EventQueue:
     @property
     def now_s(self) -> float:
         return self._now_s
-
-    @property
-    def num_happened(self) -> int:
-        return self._happened
 
     def at(self, at_s: float, act: Act) -> Timer:
         """Schedule a callback; an instant that has passed counts as now.
@@ -97,7 +92,6 @@ class EventQueue:
             # else it was called off
             if act is not None:
                 self._now_s = at_s
-                self._happened += 1
                 act()
         if math.isfinite(until_s):
             self._now_s = max(self._now_s, until_s)
