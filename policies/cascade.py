@@ -174,38 +174,6 @@ def threshold_for(window: ConfidenceWindow, rate: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class HeavyOutlook:
-    """The heavy model's queue for an image that is deferred now.
-
-    Attributes:
-        free_in_s: seconds until each live replica is free, rising.
-        num_ahead: deferred images that wait.
-        max_batch: images that a replica takes at once.
-        batch_s: seconds of a full batch.
-        alone_s: seconds of one image.
-    """
-
-    free_in_s: tuple[float, ...]
-    num_ahead: int
-    max_batch: int
-    batch_s: float
-    alone_s: float
-
-
-def heavy_finish_s(outlook: HeavyOutlook) -> float:
-    """Return the seconds until the heavy model has made an image that is deferred now.
-
-    Full batches in the queue's order, each on the replica that is free first: too late rather than
-    too early where batches do not fill. Infinite without a replica.
-    """
-    free = outlook.free_in_s
-    if not free:
-        return math.inf
-    rounds, place = divmod(outlook.num_ahead // outlook.max_batch, len(free))
-    return free[place] + (rounds + 1) * outlook.batch_s
-
-
-@dataclass(frozen=True, slots=True)
 class Slack:
     """Seconds that are left before a request's deadline once the heavy model is done.
 
@@ -220,11 +188,6 @@ class Slack:
 
 NO_HURRY = Slack(math.inf, math.inf)
 """Of a request without a deadline, or where slack does not matter."""
-
-
-def slack_of(outlook: HeavyOutlook, left_s: float) -> Slack:
-    """Return the slack of an image that is deferred now, so long before its deadline."""
-    return Slack(left_s - heavy_finish_s(outlook), left_s - outlook.alone_s)
 
 
 def request_threshold(plan: CascadePlan, slack: Slack) -> float:
@@ -342,15 +305,6 @@ def given_up_s(deadline_s: float, rest_s: float, told_s: float | None) -> float:
         return deadline_s - rest_s
     is_late = told_s + rest_s > deadline_s
     return -math.inf if is_late else deadline_s - _LAST_S
-
-
-def answers_with_light(plan: CascadePlan, left_s: float) -> bool:
-    """Return whether a light image is published for a heavy one that will not come.
-
-    Args:
-        left_s: seconds until the deadline; infinite for a request that is wanted even if late.
-    """
-    return plan.when_late == "light" and left_s >= 0
 
 
 def entry_for_quality(quality: str | None) -> CascadeEntry | None:

@@ -28,7 +28,6 @@ from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.workers.controlnets import ControlNets
 from ray_cluster.dispatch.workers.replicas import Replicas
 from ray_cluster.policies.types import Offer
-from ray_cluster.protocol.controller import CascadeInForce
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown, lanes_of
 from ray_cluster.protocol.outcomes import Deferred, Outcome, Preview, Progress
 from ray_cluster.protocol.settings import WorkerSettings, worker_settings
@@ -53,6 +52,7 @@ class DispatchCore:
     Attributes:
         replicas: the live ones; read only.
         queue: the cell as admission sees it.
+        cascades: what follows on stages; settings reach it through :meth:`apply`.
         hold_s: seconds for which a poll may be held open.
         grace_s: seconds within which a live replica polls and names what it was leased.
         stands_by: whether another cell's dispatcher knows what replicas may have from before.
@@ -91,9 +91,9 @@ class DispatchCore:
         self.queue = AdmissionView(self._ledger, self.replicas, frozenset(configured))
         self._predictions = Predictions(self._ledger, self.queue)
         self._exchanges = Exchanges(self._ledger, self.replicas)
-        self._cascades = Cascades(self._ledger, self.replicas, self.queue, curve_of)
+        self.cascades = Cascades(self._ledger, self.replicas, self.queue, curve_of)
         self._admission = Admission(
-            self._ledger, self.queue, self._cascades, self._attached, self._exchanges
+            self._ledger, self.queue, self.cascades, self._attached, self._exchanges
         )
         self._unserved = Unserved(self._ledger, self.replicas, self.queue, self._admission)
         self._set(config, limits)
@@ -120,7 +120,7 @@ class DispatchCore:
         self.queue.configured = served
         self._set(settings.dispatch, settings.limits)
         self._capacities.apply(settings)
-        self._cascades.apply(settings.cascades)
+        self.cascades.apply(settings.cascades)
         self.controls.apply(settings.controlnets)
         self.advance_held_back(now_s)
         if is_retimed:
@@ -176,7 +176,7 @@ class DispatchCore:
             return
         for record in list(replica.held.values()):
             self._ledger.lose(record, now_s)
-        self._cascades.advance(now_s)
+        self.cascades.advance(now_s)
 
     def close_admission(self) -> None:
         """Refuse every offer from now on; what was accepted is seen to its end."""
@@ -238,7 +238,7 @@ class DispatchCore:
         if poll.loras is not None:
             lora_mark = self.loras.hear(poll.replica_id, poll.loras)
             self._advance(self._ledger.waiting.held_for(poll.loras.lora_ids), now_s)
-        self._cascades.advance(now_s)
+        self.cascades.advance(now_s)
         adopted = self._ledger.adopt_stale(replica, poll.steps_done_by_id, now_s)
         reply = self.answer(poll.replica_id, now_s)
         settings = self._settings_for(replica, poll)
@@ -280,7 +280,7 @@ class DispatchCore:
     ) -> None:
         self._ledger.waiting.look_again(held_back)
         self._ledger.advance_held_back(now_s, only)
-        self._cascades.advance(now_s)
+        self.cascades.advance(now_s)
         self.replicas.alert_all(self.loras.take_alerted())
 
     def takers(self, model: str, now_s: float) -> Iterator[str]:
@@ -303,7 +303,7 @@ class DispatchCore:
             if not self._ledger.apply(event, replica, now_s):
                 stale.append(event.request_id)
             replica.named.discard(event.request_id)
-        self._cascades.advance(now_s)
+        self.cascades.advance(now_s)
         return self.take_outcomes(), tuple(stale)
 
     def show(self, replica_id: str, shown: Shown) -> bool:
@@ -351,14 +351,14 @@ class DispatchCore:
         """Do a part of what is left to do; call it again, in later turns, while there is more."""
         self._advance((), now_s)
         self._unserved.end(now_s)
-        self._cascades.watch(now_s)
+        self.cascades.watch(now_s)
         return self.take_outcomes()
 
     @property
     def is_behind(self) -> bool:
         """Whether :meth:`catch_up` has something to do."""
         waits = self._ledger.waiting.next_due_s == -math.inf
-        return waits or self._unserved.is_behind or self._cascades.is_behind
+        return waits or self._unserved.is_behind or self.cascades.is_behind
 
     def next_event_s(self) -> float | None:
         """Return the instant at which :meth:`expire` has something to do; None if never."""
@@ -367,7 +367,7 @@ class DispatchCore:
             self._attached.next_gone_s,
             self._ledger.waiting.next_due_s,
             self._unserved.next_lost_s,
-            self._cascades.next_due_s,
+            self.cascades.next_due_s,
         )
         return None if (due_s := min([*silences, *own_s])) == math.inf else due_s
 
@@ -375,7 +375,7 @@ class DispatchCore:
         return self._ledger.take_outcomes()
 
     def take_deferred(self) -> list[Deferred]:
-        return self._cascades.take_deferred()
+        return self.cascades.take_deferred()
 
     def take_unpublished(self) -> list[str]:
         return self._ledger.take_unpublished()
@@ -411,9 +411,6 @@ class DispatchCore:
             counts.update(spec.lane for spec in later if spec.is_vital)
         return counts
 
-    def cascades_in_force(self) -> tuple[CascadeInForce, ...]:
-        return self._cascades.in_force()
-
     def snapshot(self, now_s: float) -> ClusterSnapshot:
         return ClusterSnapshot.of(
             self._ledger,
@@ -421,6 +418,6 @@ class DispatchCore:
             queue=self.queue,
             num_loras=len(self.loras),
             missing_controls=self.controls.missing,
-            cascades=self._cascades.views(),
+            cascades=self.cascades.views(),
             now_s=now_s,
         )

@@ -312,7 +312,7 @@ class DispatchService:
 
     def cascades_in_force(self) -> tuple[CascadeInForce, ...]:
         """Return what each cascade does now, and what it has done."""
-        return self._core.cascades_in_force()
+        return self._core.cascades.in_force()
 
     async def snapshot(self) -> ClusterSnapshot:
         return self._core.snapshot(self._clock())

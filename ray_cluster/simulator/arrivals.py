@@ -52,7 +52,6 @@ class RateCurve:
 
     @property
     def duration_s(self) -> float:
-        """Instant of the last knot."""
         return self.times_s[-1]
 
     @property

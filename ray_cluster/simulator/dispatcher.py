@@ -12,7 +12,7 @@ from functools import partial
 from ray_cluster.dispatch.core import DispatchCore
 from ray_cluster.dispatch.held_polls import says_something
 from ray_cluster.policies.types import Offer
-from ray_cluster.protocol.leases import Poll, PollReply, ReplicaEvent
+from ray_cluster.protocol.leases import Poll, PollReply, ReplicaEvent, Returned
 from ray_cluster.protocol.outcomes import Outcome
 from ray_cluster.requests import ImageRequest
 from ray_cluster.simulator.events import EventQueue, Timer
@@ -22,6 +22,8 @@ OnOutcome = Callable[[Outcome], None]
 
 # between checks whether the core has noticed a death
 _CHECK_AGAIN_S = 0.1
+# between rounds of housekeeping, at least
+_LEAST_S = 0.01
 
 
 class SimulatedDispatcher:
@@ -54,7 +56,6 @@ class SimulatedDispatcher:
         self._is_catching_up = False
 
     def register(self, replica: SimulatedReplica) -> None:
-        """Register a replica, and open its poll."""
         self._replicas[replica.replica_id] = replica
         epoch = self.core.register(replica.registration, self._events.now_s)
         self._epochs[replica.replica_id] = epoch
@@ -113,9 +114,22 @@ class SimulatedDispatcher:
             act()
 
     def _deliver_report(self, replica_id: str, events: Sequence[ReplicaEvent]) -> None:
+        num_waiting = self.core.num_waiting
         outcomes, _ = self.core.report(replica_id, events, self._events.now_s)
+        # else what waits is for the next poll of whoever has a slot
+        goes_on = not any(isinstance(one, Returned) for one in events)
+        goes_on = goes_on and self.core.num_waiting > num_waiting
         self._settle(outcomes)
         self.poll_anew(replica_id)
+        if goes_on:
+            self._wake()
+
+    def keep_house(self) -> None:
+        """Have the core act on what is due from now on, as the live service does."""
+        self._expire()
+        now_s, due_s = self._events.now_s, self.core.next_event_s()
+        wait_s = self.core.hold_s if due_s is None else min(self.core.hold_s, due_s - now_s)
+        self._events.after(max(_LEAST_S, wait_s), self.keep_house)
 
     def _poll(self, replica: SimulatedReplica) -> None:
         """Answer a replica's poll, or hold it."""
@@ -124,7 +138,7 @@ class SimulatedDispatcher:
             return
         self._release_poll(name)
         done = replica.steps_done_by_id()
-        poll = Poll(name, self._epochs[name], replica.num_free, done)
+        poll = Poll(name, self._epochs[name], replica.num_free, done, capacity=replica.capacity)
         reply = self.core.poll(poll, self._events.now_s)
         self._settle(self.core.take_outcomes())
         if says_something(reply):
@@ -180,6 +194,7 @@ class SimulatedDispatcher:
         self._wake()
 
     def _settle(self, outcomes: Iterable[Outcome]) -> None:
+        self.core.take_deferred()
         for outcome in outcomes:
             self._on_outcome(outcome)
         if self.core.is_behind and not self._is_catching_up:

@@ -34,7 +34,6 @@ class EventQueue:
         self._now_s = 0.0
         self._heap: list[tuple[float, int, Timer]] = []
         self._count = 0
-        self._happened = 0
 
     def __call__(self) -> float:
         """Return the present instant, as a live clock does."""
@@ -42,13 +41,7 @@ class EventQueue:
 
     @property
     def now_s(self) -> float:
-        """The present instant."""
         return self._now_s
-
-    @property
-    def num_happened(self) -> int:
-        """Events so far."""
-        return self._happened
 
     def at(self, at_s: float, act: Act) -> Timer:
         """Schedule a callback; an instant that has passed counts as now.
@@ -56,8 +49,7 @@ class EventQueue:
         Raises:
             ValueError: the instant is not a finite number.
         """
-        if not math.isfinite(at_s):
-            raise _not_an_instant(at_s)
+        _check(at_s)
         timer = Timer(act)
         heapq.heappush(self._heap, (max(self._now_s, at_s), self._count, timer))
         self._count += 1
@@ -73,8 +65,7 @@ class EventQueue:
             ValueError: an instant is not a finite number.
         """
         for at_s in instants_s:
-            if not math.isfinite(at_s):
-                raise _not_an_instant(at_s)
+            _check(at_s)
         first, self._count = self._count, self._count + len(instants_s)
         order = iter(sorted(range(len(instants_s)), key=instants_s.__getitem__))
 
@@ -90,7 +81,6 @@ class EventQueue:
         expect(next(order, None))
 
     def after(self, delay_s: float, act: Act) -> Timer:
-        """Schedule a callback after a delay."""
         return self.at(self._now_s + delay_s, act)
 
     def run(self, until_s: float = math.inf) -> None:
@@ -102,11 +92,11 @@ class EventQueue:
             # else it was called off
             if act is not None:
                 self._now_s = at_s
-                self._happened += 1
                 act()
         if math.isfinite(until_s):
             self._now_s = max(self._now_s, until_s)
 
 
-def _not_an_instant(at_s: float) -> ValueError:
-    return ValueError(f"an event needs a finite instant; given {at_s}")
+def _check(at_s: float) -> None:
+    if not math.isfinite(at_s):
+        raise ValueError(f"an event needs a finite instant; given {at_s}")

@@ -7,14 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    TypeAdapter,
-    ValidationError,
-    field_validator,
-)
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
 from ray_cluster.config.validation_errors import describe
 from ray_cluster.errors import ConfigError
@@ -79,7 +72,6 @@ class Experiment(BaseModel):
 
     @property
     def seeds(self) -> range:
-        """Those that are run."""
         return range(self.first_seed, self.first_seed + self.num_seeds)
 
 

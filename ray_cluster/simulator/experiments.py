@@ -78,5 +78,4 @@ def first_workload(path: Path) -> Sequence[Arrival]:
     except ValueError as error:
         raise ConfigError(f"the experiment {path}: {error}") from None
     model = setting.pools[0].profile.model
-    workload = setting.workload(experiment.loads[0], experiment.seeds[0])
-    return [replace(one, model=model) for one in workload]
+    return [replace(one, model=model) for one in setting.first_workload]

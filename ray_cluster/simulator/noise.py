@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +27,8 @@ class Hardware:
         noise_cv: standard deviation over the mean of the seconds of equal steps.
         load_s: seconds from the start of a replica to its registration.
         add_ons: what ControlNets and LoRAs cost; None if nothing.
+        batch_s: seconds of all steps of so many images, whose noise is one; None where `cost` says
+            what each step takes.
     """
 
     cost: StepCost
@@ -34,6 +36,7 @@ class Hardware:
     noise_cv: float = 0.0
     load_s: float = 0.0
     add_ons: AddOnCost | None = None
+    batch_s: Callable[[int], float] | None = None
 
 
 class Device:
@@ -72,26 +75,29 @@ class Device:
     ) -> tuple[float, ...]:
         """Return the instants at which each of the next equal steps ends, [count]."""
         each_s = self.step_s(requests)
-        if self._noise is None:
+        if self._noise is not None and self.hardware.batch_s is not None:
+            each_s *= float(self._noise[self._num_steps % _PERIOD])
+        if self._noise is None or self.hardware.batch_s is not None:
             return tuple([start_s + each_s * number for number in range(1, count + 1)])
         places = np.arange(self._num_steps, self._num_steps + count) % _PERIOD
         return tuple((start_s + (each_s * self._noise[places]).cumsum()).tolist())
 
     def noisy_step_s(self, requests: Sequence[RequestView]) -> float:
-        """Return the seconds of the next step if it is one of these requests, as it will be."""
         (seconds,) = self.step_ends_s(requests, 1, start_s=0.0)
         return seconds
 
     def step_s(self, requests: Sequence[RequestView]) -> float:
         """Return the seconds of a step of these requests without noise."""
+        if self.hardware.batch_s is not None:
+            return self.hardware.batch_s(len(requests)) / requests[0].num_steps
         each_s = step_s(self.hardware.cost, work_of(requests))
         if self._add_ons is not None:
             each_s += self._add_ons.step_s(self.hardware.cost, requests)
         return each_s
 
     def took(self, num_steps: int) -> None:
-        """Count steps that were really made."""
-        self._num_steps += num_steps
+        """Count steps that were really made; images of a table are made in one."""
+        self._num_steps += num_steps if self.hardware.batch_s is None else 1
 
     def decode_s(self, requests: Sequence[RequestView]) -> float:
         """Return the seconds of decoding the images of these requests."""

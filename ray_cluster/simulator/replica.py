@@ -21,15 +21,44 @@ from ray_cluster.protocol.leases import (
     Registration,
     ReplicaEvent,
     Returned,
+    Scored,
 )
+from ray_cluster.protocol.settings import Capacity
 from ray_cluster.requests import Failure, ImageResult, Timing
-from ray_cluster.simulator.controlnets.rows import ControlNetRows
-from ray_cluster.simulator.controlnets.services import ControlNetServices
+from ray_cluster.simulator.controlnets.services import ControlNetRows, ControlNetServices
 from ray_cluster.simulator.events import EventQueue, Timer
 from ray_cluster.simulator.noise import Device
 
-Report = Callable[[Sequence[ReplicaEvent]], None]
-ViewOf = Callable[[str], RequestView]
+
+@dataclass(frozen=True, slots=True)
+class StepRun:
+    """Steps that a batch takes one after the other.
+
+    Attributes:
+        ends_s: instants at which each of them ends.
+    """
+
+    start_s: float
+    request_ids: tuple[str, ...]
+    ends_s: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a replica calls.
+
+    Attributes:
+        view_of: returns a request with its client's deadline.
+        report: sends events to the dispatcher.
+        poll_anew: renews the poll when the free slots are others, without a report.
+        score_of: returns a request's confidence; of a replica that scores images, and makes none.
+    """
+
+    view_of: Callable[[str], RequestView]
+    report: Callable[[Sequence[ReplicaEvent]], None]
+    watch: Callable[[str, StepRun], None]
+    poll_anew: Callable[[], None]
+    score_of: Callable[[str], float] | None = None
 
 
 @dataclass(slots=True)
@@ -58,19 +87,6 @@ class SimulatedRow:
         return RowView(self.view, num_rounds - self.last_round)
 
 
-@dataclass(frozen=True, slots=True)
-class StepRun:
-    """Steps that a batch takes one after the other.
-
-    Attributes:
-        ends_s: instants at which each of them ends.
-    """
-
-    start_s: float
-    request_ids: tuple[str, ...]
-    ends_s: tuple[float, ...]
-
-
 class SimulatedReplica:
     """Steps what it is leased, on one device.
 
@@ -78,10 +94,10 @@ class SimulatedReplica:
         registration: for the dispatcher.
         device: knows how long steps really take.
         policy: decides between two steps.
-        view_of: a request with its client's deadline.
-        report: sends events to the dispatcher.
-        watch: called after every run of steps.
+        host: what it calls.
         services: devices that run its requests' ControlNets; None where its own does.
+        cap: most images of a batch, of a replica that begins one only when the last has ended, and
+            leases no sooner, so that the queue is the dispatcher's; None where rows join at steps.
     """
 
     def __init__(
@@ -91,18 +107,18 @@ class SimulatedReplica:
         policy: StepPolicy,
         events: EventQueue,
         *,
-        view_of: ViewOf,
-        report: Report,
-        watch: Callable[[str, StepRun], None] | None = None,
+        host: Host,
         services: ControlNetServices | None = None,
+        cap: int | None = None,
     ) -> None:
         self.registration = registration
         self._device = device
         self._policy = policy
         self._events = events
-        self._view_of = view_of
-        self._report = report
-        self._watch = watch
+        self._host, self._cap = host, cap
+        # since the last batch began: their slots are for others
+        self._has_dropped = False
+        self._on_drained: Callable[[], None] | None = None
         self._rows: dict[str, SimulatedRow] = {}
         self._run: StepRun | None = None
         # the end of what the device does, and the alarm of an idle one
@@ -117,13 +133,44 @@ class SimulatedReplica:
 
     @property
     def replica_id(self) -> str:
-        """Unique in the cell."""
         return self.registration.replica_id
 
     @property
     def num_free(self) -> int:
-        """Free slots."""
-        return self.registration.max_in_flight - len(self._rows)
+        """Free slots: of one that makes whole batches those of the next, if none is under way."""
+        if self.is_draining:
+            return 0
+        if self._cap is None:
+            return self.registration.max_in_flight - len(self._rows)
+        return max(0, self._cap - len(self._rows)) if self._has_dropped or not self._rows else 0
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """What it holds and batches, where that is not as it registered."""
+        return None if self._cap is None else Capacity(self._cap, self._cap)
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether it leases nothing any more."""
+        return self._on_drained is not None
+
+    def set_cap(self, cap: int) -> None:
+        """Limit the next batches to so many images."""
+        if cap != self._cap:
+            self._cap = cap
+            self._host.poll_anew()
+
+    def drain(self, on_drained: Callable[[], None]) -> None:
+        """Lease nothing any more; calls back once, when what is held has ended."""
+        self._on_drained = on_drained
+        self._host.poll_anew()
+        # after leases that are on their way
+        self._events.at(self._events.now_s, self._leave_if_empty)
+
+    def _leave_if_empty(self) -> None:
+        if self._on_drained is not None and not self._rows:
+            on_drained, self._on_drained = self._on_drained, lambda: None
+            on_drained()
 
     def steps_done_by_id(self) -> dict[str, int]:
         """Progress of what it holds, with the steps of the present run that are over."""
@@ -134,10 +181,9 @@ class SimulatedReplica:
         return done
 
     def take(self, leases: Iterable[Lease]) -> None:
-        """Begin what was leased."""
         for lease in leases:
             request_id = lease.request.request_id
-            view = self._view_of(request_id)
+            view = self._host.view_of(request_id)
             self._rows[request_id] = SimulatedRow(lease, view, view.steps_done)
             prepare_s = self._device.prepare_s(request_id, self._events.now_s)
             self._events.after(prepare_s, partial(self._ready, lease))
@@ -166,7 +212,7 @@ class SimulatedReplica:
     def _return(self, rows: Sequence[SimulatedRow]) -> None:
         for row in rows:
             self._leave(row.view.request_id)
-        self._report([_returned(row) for row in rows])
+        self._host.report([_returned(row) for row in rows])
 
     def _leave(self, request_id: str) -> SimulatedRow:
         """Let go of a row, and of what was asked for it."""
@@ -176,7 +222,6 @@ class SimulatedReplica:
         return row
 
     def die(self) -> None:
-        """Lose everything at once."""
         for request_id in list(self._rows):
             self._leave(request_id)
         if self._run is not None:
@@ -217,7 +262,20 @@ class SimulatedReplica:
 
     def _decide(self) -> None:
         """Call the policy, and begin what it decides."""
-        self._timer, now_s = None, self._events.now_s
+        self._timer = None
+        if self._cap is None:
+            self._decide_now()
+        elif all(row.last_round is not None for row in self._rows.values()):
+            had_dropped, self._has_dropped = self._has_dropped, False
+            self._decide_now()
+            # what was dropped has been replaced, as far as others wait
+            if self._has_dropped:
+                self._decide_soon()
+            elif had_dropped:
+                self._host.poll_anew()
+
+    def _decide_now(self) -> None:
+        now_s = self._events.now_s
         self._call_off_alarm()
         rows = [
             row.row_view(self._num_rounds)
@@ -243,7 +301,9 @@ class SimulatedReplica:
 
     def _drop(self, request_ids: Sequence[str]) -> None:
         rows = [self._leave(request_id) for request_id in request_ids]
-        self._report([_dropped(row) for row in rows])
+        self._has_dropped = self._cap is not None
+        self._host.report([_dropped(row) for row in rows])
+        self._leave_if_empty()
 
     def _begin(self, decision: StepDecision) -> None:
         views = [self._rows[one].view for one in decision.request_ids]
@@ -322,8 +382,8 @@ class SimulatedReplica:
         for request_id in run.request_ids:
             if self._controls is not None and request_id in self._rows:
                 self._controls.took_step(request_id)
-        if self._watch is not None and run.request_ids:
-            self._watch(self.replica_id, run)
+        if run.request_ids:
+            self._host.watch(self.replica_id, run)
         stepped = [self._rows[one] for one in run.request_ids if one in self._rows]
         for row in stepped:
             row.steps_done += num_steps
@@ -342,17 +402,19 @@ class SimulatedReplica:
         for row in ended:
             self._leave(row.view.request_id)
         if ended:
-            self._report([_finished(row) for row in ended])
+            self._host.report([self._end_of(row) for row in ended])
         self._decide_soon()
+        self._leave_if_empty()
+
+    def _end_of(self, row: SimulatedRow) -> ReplicaEvent:
+        request_id, fence = row.view.request_id, row.lease.fence
+        if self._host.score_of is not None:
+            return Scored(request_id, fence, self._host.score_of(request_id))
+        return Finished(request_id, fence, ImageResult(request_id, b"", "png", Timing(), 0))
 
 
 def _returned(row: SimulatedRow) -> Returned:
     return Returned(row.view.request_id, row.lease.fence, row.steps_done)
-
-
-def _finished(row: SimulatedRow) -> Finished:
-    result = ImageResult(row.view.request_id, b"", "png", Timing(), 0)
-    return Finished(row.view.request_id, row.lease.fence, result)
 
 
 def _dropped(row: SimulatedRow) -> Failed:

@@ -103,6 +103,20 @@ class Report:
     figures: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a task was answered with.
+
+    Attributes:
+        notes: sentences below the table.
+        figures: for the JSON file.
+    """
+
+    table: Table
+    notes: Sequence[str]
+    figures: Mapping[str, Any]
+
+
 def grid(
     title: str,
     corner: str,

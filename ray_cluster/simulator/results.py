@@ -43,7 +43,6 @@ class Mean:
         return f"{self.value:.{digits}f} ± {self.half_width:.{digits}f}"
 
     def times(self, factor: float) -> Mean:
-        """In another unit."""
         return Mean(factor * self.value, factor * self.half_width, self.num)
 
 
@@ -94,7 +93,6 @@ class Rows:
             self._rows[row.policy, row.load].append(row)
 
     def of(self, policy: str, load: Any = None) -> list[Any]:
-        """Return the rows of a policy at a load, one per seed."""
         return self._rows[policy, load]
 
     def samples(self, figure: str, policy: str, loads: Sequence[Any] = (None,)) -> list[float]:

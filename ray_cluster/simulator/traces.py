@@ -79,14 +79,12 @@ class TraceRow(ArrivalRow):
         return self
 
     def arrival(self) -> Arrival:
-        """The same as a workload's request."""
         content = {_FIELDS.get(name, name): value for name, value in self}
         content["slo_s"] = math.inf if self.slo_s is None else self.slo_s
         return Arrival(**content)
 
     @classmethod
     def of(cls, arrival: Arrival) -> TraceRow:
-        """The row as which a workload's request is written."""
         content = {name: getattr(arrival, _FIELDS.get(name, name)) for name in cls.model_fields}
         content["slo_s"] = None if math.isinf(arrival.slo_s) else arrival.slo_s
         return cls(**content)

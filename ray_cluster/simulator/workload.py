@@ -6,8 +6,8 @@ Everything is drawn from one seed, so that policies are compared on the same req
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 
 import numpy as np
 
@@ -28,6 +28,8 @@ class Arrival:
         fewest_steps: that its client accepts to have it in time; None for all.
         mask_ratio: of an edit, the share of its latents that is made anew; None without a mask.
         template: of an edit, the image it starts from.
+        confidence: of a cascade, that the light model's image will get.
+        coin: in [0, 1), for random routing.
     """
 
     arrival_s: float
@@ -44,6 +46,12 @@ class Arrival:
     fewest_steps: int | None = None
     mask_ratio: float | None = None
     template: str | None = None
+    confidence: float = 1.0
+    coin: float = 0.0
+
+    @property
+    def deadline_s(self) -> float:
+        return self.arrival_s + self.slo_s
 
 
 ArrivalOf = Callable[[str], Arrival]
@@ -156,36 +164,18 @@ def draw_workload(mix: Mix, curve: RateCurve, *, seed: int, cv: float = 1.0) -> 
     times_s = draw_arrivals(curve, instants, cv=cv)
     shares = np.array([kind.share for kind in mix.kinds])
     chosen = kinds_rng.choice(len(mix.kinds), size=len(times_s), p=shares / shares.sum())
-    slos_s = [mix.slo_s(kind) for kind in mix.kinds]
-    controlnets = _draw_addons(mix.controlnets, len(times_s), controlnets_rng)
-    loras = _draw_addons(mix.loras, len(times_s), loras_rng)
+    prototypes = []
+    for kind in mix.kinds:
+        content = asdict(kind)
+        del content["share"]
+        prototypes.append(Arrival(0.0, slo_s=mix.slo_s(kind), **content))
+    controlnets, loras = (
+        [()] * len(times_s) if one is None else one.draw(len(times_s), rng)
+        for one, rng in ((mix.controlnets, controlnets_rng), (mix.loras, loras_rng))
+    )
     return [
-        replace(
-            _arrival(mix.kinds[number], float(time_s), slos_s[number]),
-            controlnets=controls,
-            loras=adapters,
-        )
+        replace(prototypes[number], arrival_s=time_s, controlnets=controls, loras=adapters)
         for time_s, number, controls, adapters in zip(
-            times_s, chosen, controlnets, loras, strict=True
+            times_s.tolist(), chosen, controlnets, loras, strict=True
         )
     ]
-
-
-def _arrival(kind: Kind, arrival_s: float, slo_s: float) -> Arrival:
-    return Arrival(
-        arrival_s=arrival_s,
-        model=kind.model,
-        width_px=kind.width_px,
-        height_px=kind.height_px,
-        num_steps=kind.num_steps,
-        uses_guidance=kind.uses_guidance,
-        slo_s=slo_s,
-        slo_class=kind.slo_class,
-        priority=kind.priority,
-    )
-
-
-def _draw_addons(
-    addons: AddOns | None, count: int, rng: np.random.Generator
-) -> Sequence[tuple[str, ...]]:
-    return [()] * count if addons is None else addons.draw(count, rng)

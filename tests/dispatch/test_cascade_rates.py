@@ -52,7 +52,7 @@ def test_what_is_in_force_counts_what_was_made_of_each_reason() -> None:
         core.report("s0", [scored(score, confidence)], number + 0.5)
     heavy = lease(core, "h", 3.0)
     core.report("h", [made(heavy, b"heavy")], 4.0)
-    (found,) = core.cascades_in_force()
+    (found,) = core.cascades.in_force()
     assert (found.name, found.threshold) == ("auto", 0.6)
     assert found.images == {"confident": 2, "deferred": 1}
 

@@ -407,13 +407,13 @@ def test_a_mistake_over_one_request_ends_it_and_no_other(monkeypatch: pytest.Mon
     leases = core.poll(poll_of("l"), 0.0).leases
     core.report("l", [made(one) for one in leases], 1.0)
     first, second = core.poll(poll_of("s0"), 1.0).leases
-    decide = core._cascades._decide
+    decide = core.cascades._decide
 
     def mistaken(record: RequestRecord, *others: Any) -> None:
         assert record.view.request_id != "a", "a mistake"
         decide(record, *others)
 
-    monkeypatch.setattr(core._cascades, "_decide", mistaken)
+    monkeypatch.setattr(core.cascades, "_decide", mistaken)
     outcomes, _ = core.report("s0", [scored(first, 0.9), scored(second, 0.9)], 1.5)
     ends = {one.request_id: one for one in outcomes}
     assert isinstance(ends["a"], Failure)

@@ -11,20 +11,16 @@ from ray_cluster.policies.cascade import (
     NO_HURRY,
     ConfidenceWindow,
     DeferralCurve,
-    HeavyOutlook,
     QualityCurve,
     Slack,
-    answers_with_light,
     cascade_entry,
     decide_deferral,
     decide_unscored,
     deferral_rate,
     given_up_s,
-    heavy_finish_s,
     needs_slack,
     observe,
     request_threshold,
-    slack_of,
     threshold_for,
     window_from,
 )
@@ -113,19 +109,9 @@ def test_an_empty_window_is_refused() -> None:
         ConfidenceWindow((), 3)
 
 
-@pytest.mark.parametrize(
-    ("num_ahead", "finish_s"), [(0, 4.0), (3, 4.0), (4, 5.0), (8, 8.0), (12, 9.0)]
-)
-def test_the_heavy_model_takes_full_batches_in_turn(num_ahead: int, finish_s: float) -> None:
-    outlook = HeavyOutlook((0.0, 1.0), num_ahead, max_batch=4, batch_s=4.0, alone_s=1.5)
-    assert heavy_finish_s(outlook) == finish_s
-    assert slack_of(outlook, 9.5) == Slack(9.5 - finish_s, 8.0)
-
-
 def test_without_a_heavy_replica_nothing_is_deferred() -> None:
-    slack = slack_of(HeavyOutlook((), 0, 4, 1.0, 1.0), 5.0)
     plan = CascadePlan("s", math.inf, reserve_s=0.5, idle_threshold=math.inf)
-    assert request_threshold(plan, slack) == 0.0
+    assert request_threshold(plan, Slack(-math.inf, 4.0)) == 0.0
 
 
 idle_thresholds = st.one_of(st.none(), shares, st.just(math.inf))
@@ -269,12 +255,6 @@ def test_without_a_score_the_heavy_model_is_used_only_if_it_is_wanted_and_in_tim
 ) -> None:
     found = decide_unscored(wanted, slack_s)
     assert (found.is_deferred, found.reason) == (is_deferred, reason)
-
-
-def test_a_light_image_answers_in_time_if_the_plan_says_so() -> None:
-    assert answers_with_light(CascadePlan("s", 0.5), 0.0)
-    assert not answers_with_light(CascadePlan("s", 0.5), -0.1)
-    assert not answers_with_light(CascadePlan("s", 0.5, when_late="drop"), 9.0)
 
 
 @pytest.mark.parametrize(("told_s", "at_s"), [(None, 7.0), (6.0, 9.95), (8.0, -math.inf)])

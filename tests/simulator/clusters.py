@@ -13,10 +13,10 @@ from ray_cluster.policies.planning.fleet import (
     PoolSpec,
     ServiceSpec,
 )
-from ray_cluster.simulator.control.cluster import SimulatedCluster
-from ray_cluster.simulator.control.requests import SimulatedRequest
-from ray_cluster.simulator.control.scaling import Faults, Watch
+from ray_cluster.simulator.control.cluster import STEPS, SimulatedCluster, Watch, whole_image
+from ray_cluster.simulator.control.scaling import Faults
 from ray_cluster.simulator.events import EventQueue
+from ray_cluster.simulator.workload import Arrival
 
 FLEET = Fleet(
     (DeviceSpec("gpu"),),
@@ -63,5 +63,5 @@ def simulated(
     return cluster, events
 
 
-def job(number: int, at_s: float, confidence: float = 0.5, slo_s: float = 20.0) -> SimulatedRequest:
-    return SimulatedRequest(number, "s", at_s, at_s + slo_s, confidence, coin=0.5)
+def job(at_s: float, confidence: float = 0.5, slo_s: float = 20.0) -> Arrival:
+    return whole_image(at_s, "s", slo_s, num_steps=STEPS, confidence=confidence, coin=0.5)

@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.integrate import quad
 
-from ray_cluster.simulator.arrivals import (
-    RateCurve,
-    constant_rate,
-    daily_rate,
-    draw_arrivals,
-)
+from ray_cluster.simulator.arrivals import RateCurve, constant_rate, daily_rate, draw_arrivals
 
 rates = st.lists(st.sampled_from([0.0, 0.5, 1.0, 3.0, 10.0]), min_size=2, max_size=6)
 

@@ -13,10 +13,10 @@ import yaml
 
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.cascade.experiment import CascadeExperiment
-from ray_cluster.simulator.cascade.sizing import CascadeSizingTask, Tried
 from ray_cluster.simulator.control.experiment import run_policy
 from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.results import mean_of
+from ray_cluster.simulator.sizing import CascadeSizingTask, Tried
 from tests.models.test_cascade_curves import CURVES
 from tests.simulator.control_files import CASCADE
 from tests.simulator.test_control_file import report_of

@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 
 from ray_cluster.policies.planning.cluster_state import ClusterState, PoolState
-from ray_cluster.simulator.cascade.sizing import CascadeSizing, CascadeSizingTask, size_cascade
 from ray_cluster.simulator.control.course import Course
 from ray_cluster.simulator.control.experiment import ControlRow
+from ray_cluster.simulator.sizing import CascadeSizingTask, Search, Tried, size_cascade
 
 
 def task(**changes: Any) -> CascadeSizingTask:
@@ -34,7 +34,7 @@ def course(num_gpus: int) -> Course:
 
 def sized(
     task: CascadeSizingTask, violations: Callable[[int], float], fid: Callable[[int], float]
-) -> CascadeSizing:
+) -> Search[Tried]:
     """Size a cascade with something that stands for the simulation."""
 
     def run(parts: Sequence[Any], _label: str) -> list[ControlRow]:
@@ -48,33 +48,33 @@ def sized(
 
 def test_deadlines_or_quality_bind_and_the_number_below_says_which() -> None:
     late = sized(task(worst_quality=17), lambda n: 0.2 / n, lambda _: 16.9)
-    assert (late.gpus, late.binds) == (10, "deadlines")
+    assert (late.found, late.binds) == (10, "deadlines")
     assert 9 in late.tried
     assert late.shown is not None
     assert late.shown.at_peak == {"light": 1, "heavy": 9}
     poor = sized(task(worst_quality=17), lambda n: 0.1 / n, lambda n: 18 - 0.1 * n)
-    assert (poor.gpus, poor.binds) == (10, "quality")
+    assert (poor.found, poor.binds) == (10, "quality")
     assert poor.shown is not None
     assert poor.shown.quality.value == pytest.approx(17)
     content = sized(task(), lambda n: 0.1 / n, lambda n: 18 - 0.1 * n)
-    assert content.gpus == 5
+    assert content.found == 5
 
 
 def test_throughput_binds_where_the_least_is_enough() -> None:
     found = sized(task(), lambda _: 0.0, lambda _: 16.9)
     # 18/s on average of at best 48.1 ms each, less what may be late, and one for the heavy model
-    assert (found.least, found.gpus, found.binds) == (2, 2, "throughput")
+    assert (found.least, found.found, found.binds) == (2, 2, "throughput")
     busy = task(low_per_s=100, high_per_s=200)
     assert busy.least_gpus == 1 + 8
-    assert sized(busy, lambda _: 0.0, lambda _: 16.9).gpus == 9
+    assert sized(busy, lambda _: 0.0, lambda _: 16.9).found == 9
 
 
 def test_where_no_number_is_enough_the_most_is_shown() -> None:
     found = sized(task(most_gpus=20), lambda _: 0.5, lambda _: 16.9)
-    assert (found.gpus, found.binds) == (None, "deadlines")
+    assert (found.found, found.binds) == (None, "deadlines")
     assert found.shown is found.tried[20]
     few = sized(task(most_gpus=4, low_per_s=100, high_per_s=200), lambda _: 0.0, lambda _: 16.9)
-    assert (few.gpus, few.binds, few.shown) == (None, "throughput", None)
+    assert (few.found, few.binds, few.shown) == (None, "throughput", None)
 
 
 def test_the_number_that_is_looked_for_is_not_given() -> None:

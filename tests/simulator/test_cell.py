@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ray_cluster.policies.baselines.image_batches import FixedBatches, take_turns_by_size
 from ray_cluster.policies.baselines.one_size_batches import one_size_batches
 from ray_cluster.policies.steps.mixed_batching import mixed_batches
-from ray_cluster.policies.steps.step_policy import StepPolicy
+from ray_cluster.policies.steps.step_policy import StepDecision, StepPolicy, StepView
 from ray_cluster.policies.types import StepCost
 from ray_cluster.simulator.cell.cell import CellSpec, PoolSpec, SimulatedCell
 from ray_cluster.simulator.noise import Hardware
@@ -228,3 +228,13 @@ def test_what_is_ready_at_the_very_instant_of_an_alarm_is_decided_over_once() ->
     workload = [arrival(0.1, side=256), arrival(1.4), arrival(1.5, side=256)]
     _, overseer = simulate(spec, workload)
     assert [run.request_ids for _, run in overseer.runs] == [("0", "2"), ("1",)]
+
+
+def test_a_run_ends_though_an_accepted_request_never_does() -> None:
+    def never(view: StepView) -> StepDecision:
+        return StepDecision()
+
+    cell = SimulatedCell(spec_of(never))
+    result = cell.run([arrival(1.0), arrival(2.0)])
+    assert [fate.end for fate in result.fates] == ["open", "open"]
+    assert (result.attainment, result.totals["open"]) == (0.0, 2)

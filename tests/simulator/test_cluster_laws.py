@@ -46,7 +46,7 @@ class Story:
 
     def offer(self, confidences: list[float], slo_s: float) -> None:
         for confidence in confidences:
-            self.cluster.offer(job(self.num_offered, self.events.now_s, confidence, slo_s))
+            self.cluster.offer(job(self.events.now_s, confidence, slo_s))
             self.num_offered += 1
 
     def wait(self, seconds: float) -> None:
@@ -121,8 +121,8 @@ def test_every_request_comes_to_one_end_whatever_happens(
     story.scale(2, 2)
     for _ in range(60):
         story.wait(20.0)
-    assert story.cluster.num_running == 0
-    assert len(story.cluster.outcomes) == story.num_offered
+    assert story.cluster.cell.num_open == 0
+    assert len(story.cluster.fates) == story.num_offered
 
 
 def test_a_story_with_failures_makes_images_that_it_has_to_make_again() -> None:
@@ -133,7 +133,7 @@ def test_a_story_with_failures_makes_images_that_it_has_to_make_again() -> None:
         story.offer([number % 10 / 10], 60.0)
         story.wait(2.0)
     story.wait(600.0)
-    totals = dict(story.cluster.serving.core.snapshot(0.0).totals)
+    totals = dict(story.cluster.cell.core.snapshot(0.0).totals)
     assert totals["requeued"] > 0
     assert len(story.overseer.runs) > 50
-    assert story.cluster.num_running == 0
+    assert story.cluster.cell.num_open == 0

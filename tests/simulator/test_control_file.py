@@ -186,27 +186,20 @@ def test_a_timeline_counts_gpus_and_keeps_broken_ones_apart() -> None:
 
 WRONG_CASCADES = [
     ({"speed": 3}, "speed: there is no such key; .*confidence_power"),
-    ({"policies": []}, "policies: .*at least 1"),
     ({"policies": ["aimd", "aimd"]}, "policies: .*given twice: aimd"),
     ({"policies": ["ours"]}, "there is no policy 'ours'; there are allocation, .*queue-1"),
     ({"num_gpus": 1}, r"num_gpus: .*at least 2 \(given 1\)"),
     ({"low_per_s": 40}, "low_per_s must be at most high_per_s, 32; given 40"),
     ({"high_per_s": 1e6}, "some 5,000,000 requests a run; allowed: 50 to 2,000,000"),
-    ({"low_per_s": 0.01, "high_per_s": 0.01}, "some 0 requests a run"),
-    ({"cvs": []}, "cvs: .*at least 1"),
     ({"cvs": [1, -1]}, r"cvs.1: .*at least 0 \(given -1\)"),
-    ({"period_s": 0}, "period_s: .*given 0"),
     ({"duration_s": 20000, "period_s": 0.1}, "more than 100,000 rounds"),
-    ({"noise_cv": 2}, "noise_cv: .*given 2"),
     ({"load_s": float("nan")}, "load_s"),
     ({"batching_gain": 0}, "batching_gain: .*greater than 0"),
-    ({"confidence_power": 0}, "confidence_power"),
     ({"slo_s": 1.5}, "slo_s: given 1.5; allowed: at least 1.89"),
     ({"light_profile": "h100"}, "there is no profile 'h100'"),
     ({"light_profile": "sd15-a100"}, "light_profile: given 'sd15-a100'; allowed: .*discriminate"),
     ({"heavy_profile": "sdxl-h100"}, "heavy_profile: given 'sdxl-h100', which has no whole"),
     ({"policies": ["static"], "high_per_s": 900}, "policies: given 'static': 16 GPUs can't carry"),
-    ({"choices": "none.json"}, "cannot read the choices"),
     ({"choices": "experiment.yaml"}, "the choices .*: Invalid JSON.*policies.tune"),
 ]
 
@@ -223,13 +216,11 @@ WRONG_WORKLOADS = [
     ({"gpus": 3}, "workloads.0.gpus: there is no such key; did you mean 'num_gpus'"),
     ({"num_initial": 9}, "workloads.0: .*num_initial must be at most num_gpus, 8; given 9"),
     ({"service": "sdxl"}, "services must differ from each other; given sdxl, sdxl"),
-    ({"service": "SD 1.5"}, "workloads.0.service"),
     ({"max_batch": 64}, "the workload sd15: max_batch must be at most 32, .*given 64"),
     ({"steps": 50}, "the workload sd15: given 'sd15-a100', which has no steps of 1024 px"),
     ({"profile": "sdxl-h100"}, "the workload sd15: given 'sdxl-h100', which has no whole"),
     ({"slo_s": 1}, "the workload sd15: slo_s: given 1; allowed: at least 1.78"),
     ({"low_per_s": 9}, "the workload sd15: low_per_s must be at most high_per_s, 4; given 9"),
-    ({"price": -1}, "workloads.0.price"),
 ]
 
 
@@ -243,20 +234,9 @@ def test_what_is_wrong_with_a_workload_is_said(
         load_experiment(written(tmp_path, content))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"workloads": []}, "workloads: .*at least 1"),
-        ({"failure_every_s": 0}, "failure_every_s"),
-        ({"repair_s": -1}, "repair_s"),
-        ({"policies": ["diffserve"]}, "there are allocation, ongoing-requests, clairvoyant"),
-    ],
-)
-def test_what_is_wrong_with_a_day_is_said(
-    tmp_path: Path, changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_experiment(written(tmp_path, {**DAY, **changes}))
+def test_a_policy_of_another_kind_is_none_of_a_day(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there are allocation, ongoing-requests, clairvoyant"):
+        load_experiment(written(tmp_path, {**DAY, "policies": ["diffserve"]}))
 
 
 def test_chosen_settings_are_used_and_must_be_those_of_the_policy(tmp_path: Path) -> None:

@@ -24,7 +24,6 @@ def test_events_happen_by_instant_and_those_of_one_instant_as_they_were_asked_fo
         events.at(instant, partial(note, number))
     events.run()
     assert seen == sorted((float(instant), number) for number, instant in enumerate(instants))
-    assert events.num_happened == len(instants)
 
 
 @given(st.lists(st.integers(0, 5), max_size=20), st.lists(st.integers(0, 5), max_size=20))
@@ -48,7 +47,6 @@ def test_many_instants_at_once_are_as_if_they_had_been_asked_for_one_by_one(
         for number, instant in enumerate(others):
             events.at(instant, partial(note, f"other {number}"))
         events.run()
-        assert events.num_happened == 2 * len(many) + 2 * len(others) + 2
         return happened
 
     assert seen(at_once=True) == seen(at_once=False)
@@ -85,6 +83,5 @@ def test_an_instant_is_a_finite_number(instant: float) -> None:
         EventQueue().at(instant, lambda: None)
     events = EventQueue()
     with pytest.raises(ValueError, match="finite"):
-        events.at_each([1.0, instant], lambda _: None)
+        events.at_each([1.0, instant], lambda _: pytest.fail("none is scheduled"))
     events.run()
-    assert events.num_happened == 0

@@ -11,13 +11,12 @@ from pydantic import BaseModel
 
 from ray_cluster.policies.leasing.controlnet_peers import patience_s
 from ray_cluster.simulator.cascade.experiment import CascadeExperiment
-from ray_cluster.simulator.cascade.sizing import CascadeSizingTask
 from ray_cluster.simulator.cell.experiment import CellExperiment, CellPool, SizeShare
 from ray_cluster.simulator.cell.policies import KNOWN
 from ray_cluster.simulator.control.autoscaling import AutoscalingExperiment, Workload
 from ray_cluster.simulator.controlnets.add_ons import MIXES, AddOnCost, MixName, Way
 from ray_cluster.simulator.groups.experiment import BOUND, FAMILIES, SpExperiment
-from ray_cluster.simulator.sizing import Device, SizingTask
+from ray_cluster.simulator.sizing import CascadeSizingTask, Device, SizingTask
 from ray_cluster.simulator.traces import TraceRow
 
 PAGE = (Path(__file__).parents[2] / "docs" / "simulator.md").read_text(encoding="utf-8")

@@ -15,7 +15,7 @@ from ray_cluster.policies.planning.plan import Plan, PoolPlan
 from ray_cluster.policies.planning.planner import AllocationPlanner
 from ray_cluster.simulator.cascade.experiment import SERVICE, CascadeExperiment
 from ray_cluster.simulator.control.autoscaling import AutoscalingExperiment
-from ray_cluster.simulator.control.batch_tables import image_options, step_options
+from ray_cluster.simulator.control.cluster import options_of
 from ray_cluster.simulator.control.course import Course
 from ray_cluster.simulator.control.experiment import (
     ControlExperiment,
@@ -141,31 +141,31 @@ def test_a_day_without_failures_never_lacks_a_gpu() -> None:
 
 def test_the_batching_gain_changes_batches_but_no_single_image() -> None:
     profile = load_profile("sd15-a100")
-    usual, less, more = (image_options(profile, gain) for gain in (1.0, 0.7, 1.3))
+    usual, less, more = (options_of(profile, batching_gain=gain) for gain in (1.0, 0.7, 1.3))
     assert usual[0] == less[0] == more[0]
     assert [one.seconds for one in usual][2] == pytest.approx(3.68)
     assert more[2].seconds < usual[2].seconds < less[2].seconds
-    seconds = [one.seconds for one in image_options(profile, 3.0)]
+    seconds = [one.seconds for one in options_of(profile, batching_gain=3.0)]
     assert seconds == sorted(seconds)
 
 
 def test_images_are_made_of_a_tables_steps_where_it_has_no_images() -> None:
     profile = load_profile("sdxl-h100")
-    options = step_options(profile, steps=50, side_px=1024)
+    options = options_of(profile, 50, 1024)
     assert [(one.batch, round(one.seconds, 3)) for one in options][:2] == [(1, 2.88), (2, 3.766)]
     # a step of several sizes makes no batch of one
     key = OperationKey("step").of_sizes([SizeCount(1024, 1024, 2), SizeCount(2048, 2048)])
     mixed = LatencyRow(key, 9.0, "modelled", "made up here")
     with_mixed = replace(profile, rows=(mixed, *profile.rows))
-    assert step_options(with_mixed, steps=50, side_px=1024) == options
+    assert options_of(with_mixed, 50, 1024) == options
     with pytest.raises(ValueError, match="given 'sdxl-h100', which has no steps of 640 px"):
-        step_options(profile, steps=50, side_px=640)
+        options_of(profile, 50, 640)
     with pytest.raises(ValueError, match="has no whole images of one size"):
-        image_options(profile)
+        options_of(profile)
     with pytest.raises(ValueError, match="each batch once"):
-        image_options(load_profile("flux-h100-a"))
+        options_of(load_profile("flux-h100-a"))
 
 
 def test_planners_are_values() -> None:
-    fleet = SHORT.fleet()
+    fleet = SHORT.setting().fleet
     assert AllocationPlanner(fleet) == AllocationPlanner(fleet)

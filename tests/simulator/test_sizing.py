@@ -55,7 +55,7 @@ def test_the_fewest_that_is_enough_is_found_and_none_below_it_is_missed(
     task = task_of(rate_per_s=0.5, most_replicas=most)
     sizing = size_device(task, task.devices[0], evaluate)
     assert sizing.least == 1
-    assert sizing.replicas == (needed if needed <= most else None)
+    assert sizing.found == (needed if needed <= most else None)
     if needed == 1:
         assert (sizing.binds, sizing.evenly) == ("throughput", 1)
         return
@@ -69,18 +69,18 @@ def test_the_fewest_that_is_enough_is_found_and_none_below_it_is_missed(
 def test_the_simulation_confirms_what_is_found() -> None:
     task = task_of()
     sizing = size_device(task, task.devices[0], really)
-    assert sizing.replicas is not None
-    assert sizing.attainment is not None
-    assert sizing.attainment.value >= 0.95
-    assert sizing.replicas >= sizing.least >= 2
-    if sizing.replicas > sizing.least:
-        assert dict(sizing.tried)[sizing.replicas - 1].value < 0.95
+    assert sizing.found is not None
+    assert sizing.shown is not None
+    assert sizing.shown.value >= 0.95
+    assert sizing.found >= sizing.least >= 2
+    if sizing.found > sizing.least:
+        assert dict(sizing.tried)[sizing.found - 1].value < 0.95
 
 
 def test_a_deadline_shorter_than_an_image_takes_is_met_by_no_number() -> None:
     task = task_of(slo_s=2.0)
     sizing = size_device(task, task.devices[0], really)
-    assert (sizing.replicas, sizing.binds, sizing.least) == (None, "latency", 0)
+    assert (sizing.found, sizing.binds, sizing.least) == (None, "latency", 0)
     # a twentieth of the requests may be late
     rare = [{"width": 256, "height": 256}, {"width": 1024, "height": 1024, "share": 0.04}]
     task = task_of(sizes=rare, slo_s=2.8, rate_per_s=1)
@@ -94,7 +94,7 @@ def test_more_than_there_may_be_is_said_without_a_simulation() -> None:
         raise AssertionError(label)
 
     sizing = size_device(task, task.devices[0], never)
-    assert (sizing.replicas, sizing.binds) == (None, "throughput")
+    assert (sizing.found, sizing.binds) == (None, "throughput")
     assert sizing.least > 20
 
 

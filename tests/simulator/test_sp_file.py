@@ -12,15 +12,7 @@ import yaml
 
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import load_experiment
-from ray_cluster.simulator.groups.experiment import (
-    SHOWN_S,
-    SpCondition,
-    SpRow,
-    run_tasks,
-    run_unit,
-    units_of,
-)
-from ray_cluster.simulator.groups.group import Stretch
+from ray_cluster.simulator.groups.experiment import SHOWN_S, run_tasks, run_unit, units_of
 from ray_cluster.simulator.groups.policies import planner_of
 from ray_cluster.simulator.groups.report import _timeline
 from ray_cluster.simulator.reports import Report
@@ -178,38 +170,28 @@ def test_the_timeline_is_the_beginning_of_the_first_policys_run() -> None:
     planner = planner_of("rounds/most", experiment.menus())
     whole = run_tasks(tasks, planner, num_gpus=8, switch_s=0.01, records=True)
     first, second = run_unit(unit)
-    assert first.stretches == tuple(one for one in whole.stretches if one.begin_s < SHOWN_S)
-    assert len(first.stretches) > 20
-    assert second.stretches == ()
+    size_of = {one.request_id: f"{one.menu.slo_class} px" for one in tasks}
     timeline = _timeline(experiment, first)
-    assert max(bar.end_s for bar in timeline.bars) <= SHOWN_S
-
-
-def test_a_timelines_bars_are_who_holds_which_gpu() -> None:
-    stretches = (Stretch(4, (0, 1), 1.0, 1.0, 2.0, 0, 5), Stretch(9, (1,), 2.0, 2.5, 4.0, 0, 5))
-    cell = SpCondition("uniform", 12.0, 1.3)
-    row = SpRow("ours", 7, {}, cell, {}, stretches, {4: "2048", 9: "256"})
-    timeline = _timeline(sp_experiment(num_gpus=2), row)
-    assert timeline.rows == ["GPU 0", "GPU 1"]
-    assert [(bar.row, bar.begin_s, bar.end_s, bar.label) for bar in timeline.bars] == [
-        (0, 1.0, 2.0, "2048 px"),
-        (1, 1.0, 2.0, "2048 px"),
-        (1, 2.0, 4.0, "256 px"),
+    assert timeline.rows == [f"GPU {number}" for number in range(8)]
+    assert len(timeline.bars) > 20
+    assert [(one.row, one.begin_s, one.end_s, one.label) for one in timeline.bars] == [
+        (gpu, one.begin_s, min(one.end_s, SHOWN_S), size_of[one.request_id])
+        for one in whole.stretches
+        if one.begin_s < SHOWN_S
+        for gpu in one.gpus
     ]
-    assert timeline.title.startswith("ours: which request has which GPU (simulated)")
-    assert "seed 7" in timeline.title
+    assert second.bars == ()
+    assert timeline.title.startswith("rounds/most: which request has which GPU (simulated)")
+    assert "seed 0" in timeline.title
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"speed": 3}, "speed: there is no such key; .*num_arrivals"),
-        ({"scales": [0]}, r"scales.0: .*greater than 0 \(given 0\)"),
         ({"scales": [1, 1.0]}, "scales: .*given twice: 1.0"),
         ({"mixes": ["even"]}, "mixes.0: .*'uniform' or 'skewed' .*'even'"),
         ({"cv": 3}, r"cv: .*at most 2 \(given 3\)"),
-        ({"num_gpus": 0}, "num_gpus: .*at least 1"),
-        ({"policies": []}, "policies: .*at least 1"),
         ({"policies": ["bound", "widest"]}, "policies: .*'bound' is none"),
         ({"policies": ["widest", "best"]}, "policies: there is no policy 'best': choose rounds"),
         ({"policies": ["static/8-8/edf"]}, "policies: cannot read the policy 'static/8-8/edf'"),
@@ -218,9 +200,7 @@ def test_a_timelines_bars_are_who_holds_which_gpu() -> None:
         ({"policies": ["best_fixed"]}, "policies: given 'best_fixed'.*allowed: the cells"),
         ({"scales": [1.0, 2.0]}, "'best_static'.*uniform, 12 per minute at a scale of 2"),
         ({"choices": None}, "'best_static', of which nothing was chosen"),
-        ({"choices": "none.json"}, "cannot read the choices"),
         ({"choices": "experiment.yaml"}, "the choices .*: Invalid JSON.*policies.tune"),
-        ({"profile": "h100"}, "there is no profile 'h100'"),
         ({"profile": "sdxl-h100"}, "profile: given 'sdxl-h100', .*256, 512, 1024, 2048 px"),
     ],
 )

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ray_cluster.cli.output import print_table, stderr, stdout
 from ray_cluster.cli.simulation.simulate_run import rich_table
 from ray_cluster.cli.simulation.workers import Workers
 from ray_cluster.config.yaml_files import read_mapping
 from ray_cluster.errors import ConfigError
-from ray_cluster.simulator.cascade.sizing import plan_cascade
-from ray_cluster.simulator.controlnets.sizing import plan_controlnets
-from ray_cluster.simulator.sizing import Plan, plan_cell
+from ray_cluster.simulator.sizing import plan_task
 
 
 def run_sizing(
@@ -36,7 +32,8 @@ def run_sizing(
         content["num_seeds"] = num_seeds
     if out is not None and not (out.parent.is_dir() and not out.is_dir()):
         raise ConfigError(f"--out {out}: must be a file in an existing folder")
-    plan = _plan(content, path, num_processes)
+    with Workers(num_processes) as workers:
+        plan = plan_task(content, path, workers.run)
     print_table(stdout(), rich_table(plan.table))
     for note in plan.notes:
         stdout().print(note, markup=False)
@@ -46,11 +43,3 @@ def run_sizing(
         except OSError as error:
             raise ConfigError(f"--out {out}: {error}") from None
         stderr().print(f"wrote {out}", markup=False)
-
-
-def _plan(content: Mapping[str, Any], path: Path, num_processes: int | None) -> Plan:
-    if content.get("kind") == "controlnets":
-        return plan_controlnets(content, path)
-    size = plan_cascade if content.get("kind") == "cascade" else plan_cell
-    with Workers(num_processes) as workers:
-        return size(content, path, workers.run)

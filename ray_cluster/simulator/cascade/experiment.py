@@ -6,8 +6,10 @@ Without further keys DiffServe's setting (section 4.1): SD-Turbo and SD1.5 on 16
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
@@ -15,6 +17,8 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from pydantic import Field, model_validator
 
+from ray_cluster.models.cascade_curves import CascadeCurves, load_curves
+from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.policies.baselines.fixed_cascades import FixedPlanner
 from ray_cluster.policies.costs.latency import LatencyProfile
 from ray_cluster.policies.planning.fleet import (
@@ -27,9 +31,8 @@ from ray_cluster.policies.planning.fleet import (
 from ray_cluster.policies.planning.plan import Plan, PoolPlan
 from ray_cluster.policies.planning.planner import Planner
 from ray_cluster.simulator.arrivals import Floats, daily_rate, draw_arrivals
-from ray_cluster.simulator.cascade.files import CascadeFiles, Replay, read_files
 from ray_cluster.simulator.cascade.policies import CASCADE_POLICIES
-from ray_cluster.simulator.control.batch_tables import image_options
+from ray_cluster.simulator.control.cluster import STEPS, options_of, whole_image
 from ray_cluster.simulator.control.course import Course
 from ray_cluster.simulator.control.experiment import (
     Column,
@@ -40,24 +43,62 @@ from ray_cluster.simulator.control.experiment import (
     PeriodSeconds,
     Rate,
     Seconds,
+    Setting,
     check_day,
 )
-from ray_cluster.simulator.control.requests import SimulatedRequest
-from ray_cluster.simulator.experiment import IN_TRACE
+from ray_cluster.simulator.experiment import IN_TRACE, MOST_REQUESTS
 from ray_cluster.simulator.reports import Line
+from ray_cluster.simulator.traces import read_instants
+from ray_cluster.simulator.workload import Arrival
 
 SERVICE = "images"
 _MOST_BINS = 100_000
+# of a replayed trace, of which the busiest counts as its peak: hours of a day
+_NUM_PARTS = 24
 _VIOLATIONS = Column("violations", "violations, %", 100, 2)
 _COURSE = (
-    Column("deferral", "deferred, %", 100, 1),
-    Column("kept", "kept, %", 100, 2),
-    Column("num_plan_changes", "changes", 1, 1),
+    *(Column("deferral", "deferred, %", 100), Column("kept", "kept, %", 100, 2)),
+    Column("num_plan_changes", "changes"),
 )
 # what else rows have, beside the quality
 _TAKEN = (*(one.key for one in (_VIOLATIONS, *_COURSE)), "num_requests", "policy", "settings")
 # drawn instead of replayed
 _OF_DAYS = ("low_per_s", "high_per_s", "duration_s", "cvs")
+
+
+@dataclass(frozen=True)
+class CascadeFiles:
+    """What an experiment names.
+
+    Attributes:
+        instants_s: of a trace's arrivals, rising from 0; None where they are drawn.
+    """
+
+    light: LatencyProfile
+    heavy: LatencyProfile
+    curves: CascadeCurves
+    instants_s: Floats | None
+
+    @property
+    def quality(self) -> Column:
+        """The quality, by its name; with as many decimals as its scores differ in."""
+        scores = self.curves.quality.scores
+        spread = max(scores) - min(scores)
+        digits = 2 - min(0, math.floor(math.log10(spread))) if spread else 2
+        name = self.curves.quality_name
+        return Column(re.sub(r"[^a-z0-9]+", "_", name.lower()).strip("_"), name, 1, digits)
+
+    def score(self, deferral_rate: float, *, is_random: bool) -> float:
+        """Return the quality of all images at a share of the heavy model.
+
+        Args:
+            is_random: whether images are deferred by chance: on the line between the two models.
+        """
+        curve = self.curves.quality
+        if not is_random:
+            return curve.score_at(deferral_rate)
+        light, heavy = curve.score_at(0.0), curve.score_at(1.0)
+        return light + deferral_rate * (heavy - light)
 
 
 class CascadeExperiment(ControlExperiment):
@@ -139,90 +180,81 @@ class CascadeExperiment(ControlExperiment):
 
     @cached_property
     def files(self) -> CascadeFiles:
-        """What it names, read once; errors as of :func:`read_files`."""
-        return read_files(
-            self._folder,
-            light=self.light_profile,
-            heavy=self.heavy_profile,
-            curves=self.curves,
-            trace=self.trace,
+        """What it names, read once; relative paths lie in the file's folder.
+
+        Raises:
+            ConfigError: a file can't be read, or says something that is not allowed.
+            ValueError: a trace has too many requests.
+        """
+        instants_s = None
+        if self.trace is not None:
+            instants_s = np.array(read_instants(self._folder / self.trace))
+            if len(instants_s) > MOST_REQUESTS:
+                raise ValueError(
+                    f"trace: given {self.trace} with {len(instants_s):,} requests; allowed: at "
+                    f"most {MOST_REQUESTS:,}"
+                )
+        light, heavy = (
+            load_profile(one, self._folder) for one in (self.light_profile, self.heavy_profile)
         )
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """Figures of every run."""
-        one = self.files.quality
-        over_time = replace(one, key=f"{one.key}_over_time", title=f"{one.title} over time")
-        return (_VIOLATIONS, one, over_time, *_COURSE)
-
-    @property
-    def words(self) -> str:
-        """What they mean."""
-        name, better = self.files.quality.title, self.files.better
-        return (
-            f"Dropped and late requests are violations. {name} ({better} is better) is that of "
-            f"the curves {self.curves} at the mean deferral, {name} over time the mean of their "
-            "values at the deferrals of every bin. Kept are light answers that should have been "
-            "deferred: below the plan's threshold, for allocation below that of idle heavy models, "
-            "too; changes are rounds that start or stop replicas."
-        )
-
-    @property
-    def axes(self) -> tuple[Column, Column]:
-        """What the plot of all policies shows."""
-        return _VIOLATIONS, self.files.quality_axis
+        return CascadeFiles(light, heavy, load_curves(self.curves, self._folder), instants_s)
 
     @property
     def arrivals_span_s(self) -> float:
-        """Seconds from the beginning until the last arrival."""
-        return self.duration_s if self.trace is None else self._replay.duration_s
+        return self.duration_s if self.trace is None else float(self._replayed_s[-1])
 
     @property
     def peak_per_s(self) -> float:
         """The highest rate: by day, or in the busiest 24th of a trace."""
-        return self.high_per_s if self.trace is None else self._replay.peak_per_s(self.bin_s)
+        if self.trace is None:
+            return self.high_per_s
+        part_s = max(self.bin_s, self.arrivals_span_s / _NUM_PARTS)
+        return int(np.bincount((self._replayed_s // part_s).astype(int)).max()) / part_s
 
     @property
     def mean_per_s(self) -> float:
-        """The rate over all arrivals."""
         if self.trace is None:
             return (self.low_per_s + self.high_per_s) / 2
-        return self._replay.mean_per_s(self.bin_s)
+        return len(self._replayed_s) / max(self.bin_s, self.arrivals_span_s)
 
     @property
-    def _replay(self) -> Replay:
-        assert self.files.replay is not None, "there is no trace"
-        return self.files.replay
+    def _replayed_s(self) -> Floats:
+        assert self.files.instants_s is not None, "there is no trace"
+        return self.files.instants_s
 
     @property
     def span_s(self) -> float:
-        """Seconds from the first request until all deadlines have passed."""
         return self.arrivals_span_s + 2 * self.slo_s
 
     @property
     def bin_width_s(self) -> float:
-        """Of the counts over time."""
         return self.bin_s
 
-    @property
-    def profiles(self) -> tuple[LatencyProfile, LatencyProfile]:
-        """Of the light model and of the heavy one."""
-        return self.files.light, self.files.heavy
+    def setting(self) -> Setting:
+        """Read the files; errors as of :meth:`ControlExperiment.setting`."""
+        fleet, files = self._fleet(), self.files
+        one, curves = files.quality, files.curves
+        over_time = one._replace(key=f"{one.key}_over_time", title=f"{one.title} over time")
+        better = "lower" if curves.quality.lower_is_better else "higher"
+        words = (
+            f"Dropped and late requests are violations. {one.title} ({better} is better) is that "
+            f"of the curves {self.curves} at the mean deferral, {one.title} over time the mean of "
+            "their values at the deferrals of every bin. Kept are light answers that should have "
+            "been deferred: below the plan's threshold, for allocation below that of idle heavy "
+            "models, too; changes are rounds that start or stop replicas."
+        )
+        return Setting(
+            fleet,
+            (files.light, files.heavy),
+            {files.light.device: self.num_gpus},
+            (_VIOLATIONS, one, over_time, *_COURSE),
+            words,
+            (_VIOLATIONS, one._replace(title=f"{one.title}, {better} is better")),
+        )
 
-    @property
-    def gpus_by_type(self) -> dict[str, int]:
-        """All are of one type."""
-        return {self.files.device: self.num_gpus}
-
-    def fleet(self) -> Fleet:
-        """Pools and the service, from the profiles.
-
-        Raises:
-            ConfigError: a file can't be read.
-            ValueError: it lacks what a cascade needs, or the deadline is too short for one.
-        """
-        light, heavy = self.profiles
-        curves, quality = self.files.curves, self.files.quality
+    def _fleet(self) -> Fleet:
+        files = self.files
+        light, heavy, curves, quality = files.light, files.heavy, files.curves, files.quality
         if quality.key in _TAKEN:
             raise ValueError(
                 f"curves: given {quality.title!r} as the quality's name; allowed: any that does "
@@ -235,56 +267,53 @@ class CascadeExperiment(ControlExperiment):
                 f"light_profile: given {self.light_profile!r}; allowed: profiles with a row of "
                 f"discriminate, of another model than {heavy.model}"
             )
-        least_s = discriminate[0].seconds + sum(one.options[0].seconds for one in pools)
+        score_s = discriminate[0].seconds
+        least_s = score_s + sum(one.options[0].seconds for one in pools)
         if self.slo_s < least_s:
             raise ValueError(
                 f"slo_s: given {self.slo_s:g}; allowed: at least {least_s:.2f}, for an image of "
                 "each model and its confidence"
             )
+        if light.device != heavy.device:
+            raise ValueError(
+                f"heavy_profile: given one of {heavy.device}; allowed: of {light.device}, as "
+                "light_profile: all GPUs are of one type"
+            )
         cascade = CascadeSpec(
-            heavy.model,
-            curves.quality,
-            curves.deferral,
-            discriminate[0].seconds,
-            self.num_scorers,
+            heavy.model, curves.quality, curves.deferral, score_s, self.num_scorers
         )
         service = ServiceSpec(SERVICE, light.model, self.slo_s, cascade)
-        return Fleet((DeviceSpec(self.files.device, price=0),), pools, (service,))
+        return Fleet((DeviceSpec(light.device, price=0),), pools, (service,))
 
     def _pool(self, name: str, profile: LatencyProfile) -> PoolSpec:
         try:
-            options = image_options(profile, self.batching_gain)
+            options = options_of(profile, batching_gain=self.batching_gain)
         except ValueError as error:
             raise ValueError(f"{name}_profile: {error}") from None
         return PoolSpec(name, profile.model, profile.device, options, load_s=self.load_s)
 
-    def requests(self, seed: int) -> list[SimulatedRequest]:
-        """The requests of a seed."""
+    def requests(self, seed: int) -> list[Arrival]:
         instants, confidences, coins = (np.random.default_rng([seed, n]) for n in range(3))
-        arrivals = self._arrivals(seed, instants)
-        uniform = confidences.random(len(arrivals))
+        if self.trace is None:
+            day = daily_rate(self.low_per_s, self.high_per_s, self.duration_s)
+            arrivals = draw_arrivals(day, instants, cv=self.cvs[seed % len(self.cvs)])
+        else:
+            arrivals = self._replayed_s
         curve = self.files.curves.deferral
-        real = np.interp(uniform, curve.rates, curve.thresholds)
-        real = real**self.confidence_power
-        flips = coins.random(len(arrivals))
+        real = np.interp(confidences.random(len(arrivals)), curve.rates, curve.thresholds)
+        columns = (arrivals, real**self.confidence_power, coins.random(len(arrivals)))
         return [
-            SimulatedRequest(number, SERVICE, at_s, at_s + self.slo_s, confidence, coin)
-            for number, (at_s, confidence, coin) in enumerate(
-                zip(arrivals.tolist(), real.tolist(), flips.tolist(), strict=True)
+            whole_image(
+                at_s, SERVICE, self.slo_s, num_steps=STEPS, confidence=confidence, coin=coin
             )
+            for at_s, confidence, coin in zip(*(one.tolist() for one in columns), strict=True)
         ]
-
-    def _arrivals(self, seed: int, rng: np.random.Generator) -> Floats:
-        if self.trace is not None:
-            return self._replay.instants_s
-        curve = daily_rate(self.low_per_s, self.high_per_s, self.duration_s)
-        return draw_arrivals(curve, rng, cv=self.cvs[seed % len(self.cvs)])
 
     def initial(self, planner: Planner[Any]) -> Plan:
         """Replicas for the peak by the published sums, or those of a plan that never changes."""
         if isinstance(planner, FixedPlanner):
             return planner.fixed
-        light, heavy = self.fleet().pools
+        light, heavy = self._fleet().pools
         num_light = max(1, round(self.num_gpus / 8))
         return Plan(
             (
@@ -299,25 +328,21 @@ class CascadeExperiment(ControlExperiment):
         return max(one.batch for one in options if one.batch <= max(most, options[0].batch))
 
     def figures_of(self, run: ControlRun) -> dict[str, float]:
-        """See the class."""
-        course = run.course
+        course, key = run.course, self.files.quality.key
         shares = course.heavy_shares[course.answered > 0]
         # without answers, quality is that of the light model
         deferral = float(shares.mean()) if len(shares) else 0.0
         plan = run.rounds[-1].report.plan
         is_random = any(one.routing == "random" for one in plan.cascades)
-        scores = [
-            self.files.score(one, is_random=is_random)
-            for one in (deferral, *(shares.tolist() or [0.0]))
-        ]
-        key = self.files.quality.key
-        num_kept = sum(one.kept for one in run.outcomes)
-        num_on_time = sum(one.on_time for one in run.outcomes)
+        rates = (deferral, *(shares.tolist() or [0.0]))
+        score, *scores = (self.files.score(one, is_random=is_random) for one in rates)
+        num_on_time = sum(one.is_met for one in run.fates)
+        num_kept = sum(one.is_kept for one in run.fates)
         return {
             "violations": 1 - num_on_time / max(1, len(run.requests)),
             "deferral": deferral,
-            key: scores[0],
-            f"{key}_over_time": float(np.mean(scores[1:])),
+            key: score,
+            f"{key}_over_time": float(np.mean(scores)),
             "kept": num_kept / max(1, int(course.answered.sum())),
             "num_plan_changes": run.num_plan_changes,
             "num_requests": len(run.requests),
@@ -325,14 +350,14 @@ class CascadeExperiment(ControlExperiment):
 
     def panels(self, courses: Mapping[str, Course]) -> dict[str, dict[str, Line]]:
         """Requests of the first policy's run, and what became of them under each."""
-        first = courses[self.policies[0]]
+
+        def each(line: Callable[[Course], Line]) -> dict[str, Line]:
+            return {name: line(one) for name, one in courses.items()}
+
+        requests = courses[self.policies[0]].requests_per_s[SERVICE]
         return {
-            "requests per second": {"requests": first.requests_per_s[SERVICE]},
-            "deferred, %": {
-                name: one.by_bin(100 * one.heavy_shares) for name, one in courses.items()
-            },
-            "violations, %": {
-                name: one.by_bin(100 * one.missed_shares) for name, one in courses.items()
-            },
-            "images waiting": {name: one.waiting for name, one in courses.items()},
+            "requests per second": {"requests": requests},
+            "deferred, %": each(lambda one: one.by_bin(100 * one.heavy_shares)),
+            "violations, %": each(lambda one: one.by_bin(100 * one.missed_shares)),
+            "images waiting": each(lambda one: one.waiting),
         }

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from ray_cluster.policies.baselines.fixed_cascades import (
     FixedPlanner,
@@ -20,15 +21,12 @@ _SMOOTHED = {"smoothing": 0.5, "demand_factor": 1.05}
 
 
 class Asked(Protocol):
-    """What policies know of an experiment."""
+    """What policies know of an experiment: GPUs of all models, and the highest rate of requests."""
 
     @property
-    def num_gpus(self) -> int:
-        """Of all models."""
-
+    def num_gpus(self) -> int: ...
     @property
-    def peak_per_s(self) -> float:
-        """The highest rate of requests."""
+    def peak_per_s(self) -> float: ...
 
 
 def _cap(pool: PoolSpec, max_batch: float) -> int:
@@ -48,10 +46,12 @@ def _static(fleet: Fleet, e: Asked, *, peak_factor: float) -> FixedPlanner:
     return for_the_peak(fleet, e.num_gpus, peak_per_s=peak_factor * e.peak_per_s)
 
 
-def _static_threshold(
-    fleet: Fleet, _: Asked, *, threshold: float, **smoothed: float
-) -> ThresholdPlanner:
-    return ThresholdPlanner(fleet, **smoothed, fixed_threshold=threshold)  # type: ignore[arg-type]
+def _static_threshold(fleet: Fleet, _: Asked, *, threshold: float, **s: Any) -> ThresholdPlanner:
+    return ThresholdPlanner(fleet, **s, fixed_threshold=threshold)
+
+
+def _thresholds(**options: Any) -> Callable[..., ThresholdPlanner]:
+    return lambda fleet, _, **settings: ThresholdPlanner(fleet, **settings, **options)
 
 
 CASCADE_POLICIES = (
@@ -65,20 +65,8 @@ CASCADE_POLICIES = (
     ControlPolicy("proteus", _SMOOTHED, lambda fleet, _, **s: RandomScalingPlanner(fleet, **s)),
     ControlPolicy("static", {"peak_factor": 1.05}, _static),
     ControlPolicy("static-threshold", {**_SMOOTHED, "threshold": 0.05}, _static_threshold),
-    ControlPolicy("diffserve", _SMOOTHED, lambda fleet, _, **s: ThresholdPlanner(fleet, **s)),
-    ControlPolicy(
-        "aimd",
-        {**_SMOOTHED, "smoothing": 0.2},
-        lambda fleet, _, **s: ThresholdPlanner(fleet, **s, adapts_batches=True),
-    ),
-    ControlPolicy(
-        "queue-2",
-        _SMOOTHED,
-        lambda fleet, _, **s: ThresholdPlanner(fleet, **s, wait_by_execution=2.0),
-    ),
-    ControlPolicy(
-        "queue-1",
-        _SMOOTHED,
-        lambda fleet, _, **s: ThresholdPlanner(fleet, **s, wait_by_execution=1.0),
-    ),
+    ControlPolicy("diffserve", _SMOOTHED, _thresholds()),
+    ControlPolicy("aimd", {**_SMOOTHED, "smoothing": 0.2}, _thresholds(adapts_batches=True)),
+    ControlPolicy("queue-2", _SMOOTHED, _thresholds(wait_by_execution=2.0)),
+    ControlPolicy("queue-1", _SMOOTHED, _thresholds(wait_by_execution=1.0)),
 )

@@ -55,7 +55,6 @@ class SizeShare(BaseModel):
 
     @property
     def name(self) -> str:
-        """Its service class."""
         return self.slo_class or f"{self.width}x{self.height}"
 
 
@@ -195,11 +194,9 @@ class CellExperiment(Requests, Experiment):
 
     @property
     def load_words(self) -> str:
-        """What a load is, for the heads of tables."""
         return "per second" if self.trace is None else "speed"
 
     def load_name(self, load: float) -> str:
-        """Return a load in words."""
         return f"{load:g} per second" if self.trace is None else f"speed {load:g}"
 
     @property
@@ -216,7 +213,6 @@ class CellExperiment(Requests, Experiment):
 
     @property
     def seeds(self) -> range:
-        """Those that are run."""
         return range(self.first_seed, self.first_seed + (self.num_seeds if self.is_drawn else 1))
 
     def runs(self) -> Iterator[CellRun]:

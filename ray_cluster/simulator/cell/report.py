@@ -9,19 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.simulator.cell.experiment import CellExperiment
-from ray_cluster.simulator.cell.pools import PricedPool
 from ray_cluster.simulator.cell.runs import CellRow, Setting, run_cell
 from ray_cluster.simulator.cell.views import CellView
 from ray_cluster.simulator.experiment import ExperimentTask
-from ray_cluster.simulator.reports import (
-    Line,
-    Plot,
-    Report,
-    Table,
-    Timeline,
-    grid,
-    percent_line,
-)
+from ray_cluster.simulator.reports import Line, Plot, Report, Table, Timeline, grid, percent_line
 from ray_cluster.simulator.results import Mean, Rows, mean_of
 
 # policies that refuse; of them, the one that is there without refusals, too
@@ -61,7 +52,12 @@ def report_cells(setting: Setting, found: Sequence[CellRow]) -> Report:
     if others:
         title = f"Points that {first} gains over others, paired by seed (simulated)"
         tables.append(grid(title, corner, loads, others, gained))
-    tables.append(_by_class(experiment, rows, classes))
+    by_class = [
+        [policy, name, *(_class_mean(rows, policy, load, one).as_points() for one in classes)]
+        for policy in experiment.policies[:2]
+        for name, load in loads.items()
+    ]
+    tables.append(Table("By class, % (simulated)", ["policy", corner, *classes], by_class))
     refusing = (one for one in experiment.policies if one in _REFUSING or one.startswith(_SERVICES))
     tables += [_refusals(experiment, rows, one) for one in refusing]
     shares = _add_on_shares(setting)
@@ -75,12 +71,25 @@ def report_cells(setting: Setting, found: Sequence[CellRow]) -> Report:
     }
     what = _what(setting, has_add_ons=shares is not None)
     plots = _plots(experiment, rows, classes, views)
-    return Report(experiment.name, what, tables, plots, _timeline(experiment, views), figures)
+    # which replica stepped which sizes when, at the middle load
+    load = sorted(experiment.loads)[len(loads) // 2]
+    title = (
+        f"{experiment.name}: {first}, {experiment.load_name(load)}, seed {experiment.seeds[0]} "
+        "(simulated); a bar is as high as its batch is full"
+    )
+    timeline = Timeline(title, views[load].replicas, views[load].sizes, views[load].bars)
+    return Report(experiment.name, what, tables, plots, timeline, figures)
 
 
 def _what(setting: Setting, *, has_add_ons: bool) -> str:
     experiment, seeds = setting.experiment, setting.experiment.seeds
-    pools = "; ".join(_pool_words(pool) for pool in setting.pools)
+    pools = []
+    for asked, error in ((one.asked, one.fitted.error) for one in setting.pools):
+        slower = "" if asked.times == 1 else f" times {asked.times:g}"
+        pools.append(
+            f"{asked.replicas} as {asked.profile}{slower} (linear in a batch's pixels: off by "
+            f"{error.mean:.1%} on average and {error.worst:.1%} at most)"
+        )
     failures = add_ons = ""
     if experiment.mtbf_s is not None:
         failures = f" that fail every {experiment.mtbf_s:g} s on average"
@@ -91,16 +100,7 @@ def _what(setting: Setting, *, has_add_ons: bool) -> str:
         runs = "one run, as nothing is drawn"
     return (
         f"{experiment.what} Simulated, {', '.join(setting.kinds)} times; replicas{failures}: "
-        f"{pools}. {setting.source.words}; {runs}.{add_ons}"
-    )
-
-
-def _pool_words(pool: PricedPool) -> str:
-    error, times = pool.fitted.error, pool.asked.times
-    slower = "" if times == 1 else f" times {times:g}"
-    return (
-        f"{pool.asked.replicas} as {pool.asked.profile}{slower} (linear in a batch's pixels: off "
-        f"by {error.mean:.1%} on average and {error.worst:.1%} at most)"
+        f"{'; '.join(pools)}. {setting.source.words}; {runs}.{add_ons}"
     )
 
 
@@ -125,15 +125,6 @@ def _figures(experiment: CellExperiment, rows: Rows) -> list[dict[str, Any]]:
     ]
 
 
-def _by_class(experiment: CellExperiment, rows: Rows, classes: Sequence[str]) -> Table:
-    body = []
-    for policy in experiment.policies[:2]:
-        for load in experiment.loads:
-            cells = [_class_mean(rows, policy, load, name).as_points() for name in classes]
-            body.append([policy, f"{load:g}", *cells])
-    return Table("By class, % (simulated)", ["policy", experiment.load_words, *classes], body)
-
-
 def _class_mean(rows: Rows, policy: str, load: float, name: str) -> Mean:
     """What a class attains; a seed in which none of it came counts as all in time."""
     means = rows.class_means(policy, load, if_absent=1.0)
@@ -142,9 +133,7 @@ def _class_mean(rows: Rows, policy: str, load: float, name: str) -> Mean:
 
 def _shown_classes(setting: Setting) -> list[str]:
     """Those that most requests are of, in their own order."""
-    experiment = setting.experiment
-    workload = setting.workload(experiment.loads[0], experiment.seeds[0])
-    counts = Counter(one.slo_class for one in workload)
+    counts = Counter(one.slo_class for one in setting.first_workload)
     names = sorted(setting.source.classes, key=lambda name: -counts[name])[:_MOST_CLASSES]
     return [name for name in setting.source.classes if name in names]
 
@@ -194,8 +183,7 @@ def _false_refusals(rows: Rows, load: float) -> tuple[Mean, Mean | None]:
 
 def _add_on_shares(setting: Setting) -> Table | None:
     """How many requests have how many ControlNets and LoRAs; None if there are none."""
-    experiment = setting.experiment
-    workload = setting.workload(experiment.loads[0], experiment.seeds[0])
+    experiment, workload = setting.experiment, setting.first_workload
     sorts = {
         "ControlNets": Counter(len(one.controlnets) for one in workload),
         "LoRAs": Counter(len(one.loras) for one in workload),
@@ -203,23 +191,17 @@ def _add_on_shares(setting: Setting) -> Table | None:
     most = max((num for counts in sorts.values() for num in counts), default=0)
     if not most:
         return None
-    title = f"Requests by number of add-ons, %, {experiment.load_name(experiment.loads[0])}, "
-    title += f"seed {experiment.seeds[0]}"
-    numbers = [f"{num}" for num in range(most + 1)]
-    return grid(
-        title,
-        "of",
-        sorts,
-        numbers,
-        lambda num, counts: f"{100 * counts[int(num)] / len(workload):.1f}",
-    )
+    load = experiment.load_name(experiment.loads[0])
+    title = f"Requests by number of add-ons, %, {load}, seed {experiment.seeds[0]}"
+
+    def share(num: str, counts: Counter[int]) -> str:
+        return f"{100 * counts[int(num)] / len(workload):.1f}"
+
+    return grid(title, "of", sorts, [f"{num}" for num in range(most + 1)], share)
 
 
 def _plots(
-    experiment: CellExperiment,
-    rows: Rows,
-    classes: Sequence[str],
-    views: Mapping[float, CellView],
+    experiment: CellExperiment, rows: Rows, classes: Sequence[str], views: Mapping[float, CellView]
 ) -> list[Plot]:
     """What policies and classes attain over the loads, and the queue over time."""
     loads, first = sorted(experiment.loads), experiment.policies[0]
@@ -244,14 +226,3 @@ def _plots(
         Plot("classes", f"{name}: {first}, by class (simulated)", x_label, {y_label: by_class}),
         Plot("waiting", f"{name}: {first}, {seed}", "seconds", {"requests waiting": waiting}),
     ]
-
-
-def _timeline(experiment: CellExperiment, views: Mapping[float, CellView]) -> Timeline:
-    """Which replica stepped which sizes when, at the middle load."""
-    load = sorted(experiment.loads)[len(experiment.loads) // 2]
-    view = views[load]
-    title = (
-        f"{experiment.name}: {experiment.policies[0]}, {experiment.load_name(load)}, seed "
-        f"{experiment.seeds[0]} (simulated); a bar is as high as its batch is full"
-    )
-    return Timeline(title, view.replicas, view.sizes, view.bars)

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from ray_cluster.errors import ConfigError
+from ray_cluster.models.latency_profiles import load_profile
+from ray_cluster.policies.costs.cost_fit import FittedCost, fit_step_cost
 from ray_cluster.policies.costs.cost_model import step_s, work_of
-from ray_cluster.policies.types import RequestView
+from ray_cluster.policies.costs.latency import LatencyProfile
+from ray_cluster.policies.types import RequestView, StepCost
 from ray_cluster.simulator.cell.cell import CellResult, CellSpec, PoolSpec, SimulatedCell
-from ray_cluster.simulator.cell.experiment import CellExperiment, CellRun, SizeShare
+from ray_cluster.simulator.cell.experiment import CellExperiment, CellPool, CellRun, SizeShare
 from ray_cluster.simulator.cell.policies import CellPolicy, cell_policy
-from ray_cluster.simulator.cell.pools import PricedPool, priced_pools, times
 from ray_cluster.simulator.cell.views import CellView, ViewRecorder
-from ray_cluster.simulator.cell.workload import (
-    MODEL,
-    DrawnWorkload,
-    ReplayedWorkload,
-    example_of,
-)
+from ray_cluster.simulator.cell.workload import MODEL, DrawnWorkload, ReplayedWorkload, example_of
 from ray_cluster.simulator.controlnets.add_ons import AddOnCost, Way, reported_share
 from ray_cluster.simulator.controlnets.services import ServiceSpec
 from ray_cluster.simulator.noise import Hardware
@@ -85,6 +84,89 @@ def simulate_cell(setting: Setting, run: CellRun, watch: Watch | None = None) ->
     return SimulatedCell(setting.spec(run.policy, run.seed, workload), watch).run(workload)
 
 
+@dataclass(frozen=True, slots=True)
+class PricedPool:
+    """A pool with its costs.
+
+    Attributes:
+        name: begins its replicas' names.
+        fitted: the profile's cost, with its error.
+        cost: what a step takes in the simulation.
+        load_s: seconds that a replica loads after a failure.
+    """
+
+    name: str
+    asked: CellPool
+    profile: LatencyProfile
+    fitted: FittedCost
+    cost: StepCost
+    load_s: float
+
+
+def priced_pools(
+    experiment: CellExperiment, examples: Sequence[RequestView]
+) -> tuple[PricedPool, ...]:
+    """Return an experiment's pools with their costs.
+
+    Args:
+        experiment: what is simulated.
+        examples: a request of each size, over which a batching gain keeps the mean.
+
+    Raises:
+        ConfigError: a profile can't be read, or profiles are of several models.
+        ValueError: a profile has no steps, or the gain leaves nothing of them.
+    """
+    pools, seen = [], Counter[str]()
+    for asked in experiment.all_pools:
+        profile = load_profile(asked.profile)
+        fitted = fit_step_cost(profile)
+        cost = with_batching_gain(fitted.cost, examples, experiment.batching_gain)
+        load_s = experiment.load_s
+        if load_s is None:
+            load_s = next((row.seconds for row in profile.of("load")), 0.0)
+        seen[asked.profile] += 1
+        number = seen[asked.profile]
+        name = asked.profile if number == 1 else f"{asked.profile}/{number}"
+        if not experiment.pools:
+            name = "pool"
+        pools.append(PricedPool(name, asked, profile, fitted, times(cost, asked.times), load_s))
+    models = {pool.profile.model for pool in pools}
+    if len(models) > 1:
+        raise ConfigError(
+            f"pools: given profiles of {' and '.join(sorted(models))}; allowed are profiles of one "
+            "model on several devices"
+        )
+    return tuple(pools)
+
+
+def with_batching_gain(cost: StepCost, examples: Sequence[RequestView], gain: float) -> StepCost:
+    """Return a cost whose shared part is multiplied by the gain.
+
+    What a request takes alone stays the same on average over the examples, so that with a larger
+    shared part batches save more.
+    """
+    alone_s = sum(step_s(cost, work_of([one])) for one in examples) / len(examples)
+    own_s = alone_s - cost.fixed_s
+    if gain * cost.fixed_s >= alone_s or own_s <= 0:
+        raise ValueError(
+            f"a batching gain of {gain:g} leaves nothing of a step to each request; at most "
+            f"{alone_s / cost.fixed_s:.2f} is possible here"
+        )
+    factor = (alone_s - gain * cost.fixed_s) / own_s
+    return replace(times(cost, factor), fixed_s=gain * cost.fixed_s)
+
+
+def times(cost: StepCost, factor: float) -> StepCost:
+    """Return a cost whose steps take so many times as long."""
+    return replace(
+        cost,
+        fixed_s=factor * cost.fixed_s,
+        per_megapixel_s=factor * cost.per_megapixel_s,
+        per_squared_megapixel_s=factor * cost.per_squared_megapixel_s,
+        per_further_size_s=factor * cost.per_further_size_s,
+    )
+
+
 @dataclass(frozen=True)
 class Setting:
     """An experiment's requests and pools, ready to be simulated.
@@ -116,7 +198,6 @@ class Setting:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of the profiles' figures."""
         return tuple(sorted({kind for pool in self.pools for kind in pool.profile.kinds}))
 
     def alone_s(self, one: RequestView) -> float:
@@ -130,8 +211,11 @@ class Setting:
         return alone_s <= drawn.slo_s(size, self.alone_s)
 
     def workload(self, load: float, seed: int) -> Sequence[Arrival]:
-        """Return the arrivals of a seed."""
         return self.source.arrivals(load, seed, self.alone_s)
+
+    @property
+    def first_workload(self) -> Sequence[Arrival]:
+        return self.workload(self.experiment.loads[0], self.experiment.seeds[0])
 
     def spec(self, policy: str, seed: int, workload: Sequence[Arrival]) -> CellSpec:
         """Return the cell that runs a policy."""
@@ -141,54 +225,45 @@ class Setting:
             )
             for pool in self.pools
         ]
+        own, experiment, services = policies[0], self.experiment, None
+        way = Way(transport_s=experiment.transport_s) if own.num_services else None
+        add_ons: AddOnCost | None = AddOnCost(num_kept=experiment.kept_add_ons, way=way)
+        if own.num_services:
+            # such an experiment has one pool
+            (pool,) = self.pools
+            assert add_ons is not None
+            services = ServiceSpec(own.num_services, pool.cost, add_ons, pool.asked.max_batch)
+        if not any(one.controlnets or one.loras for one in workload):
+            add_ons = None
         return CellSpec(
             tuple(
-                self._pool(pool, own, workload)
-                for pool, own in zip(self.pools, policies, strict=True)
+                self._pool(pool, one, add_ons)
+                for pool, one in zip(self.pools, policies, strict=True)
             ),
             seed=seed,
-            promises_deadlines=policies[0].promises_deadlines,
-            when_late=policies[0].when_late,
-            most_steps=policies[0].most_steps,
-            one_way_s=self.experiment.one_way_s,
-            has_preemption=policies[0].has_preemption,
-            services=self._services(policies[0]),
+            promises_deadlines=own.promises_deadlines,
+            when_late=own.when_late,
+            most_steps=own.most_steps,
+            one_way_s=experiment.one_way_s,
+            has_preemption=own.has_preemption,
+            services=services,
         )
 
-    def _services(self, policy: CellPolicy) -> ServiceSpec | None:
-        """Return the devices that run ControlNets alone; such an experiment has one pool."""
-        if not policy.num_services:
-            return None
-        (pool,) = self.pools
-        return ServiceSpec(
-            policy.num_services, pool.cost, self._add_on_cost(policy), pool.asked.max_batch
-        )
-
-    def _add_on_cost(self, policy: CellPolicy) -> AddOnCost:
-        experiment = self.experiment
-        way = Way(transport_s=experiment.transport_s) if policy.num_services else None
-        return AddOnCost(num_kept=experiment.kept_add_ons, way=way)
-
-    def _pool(self, pool: PricedPool, policy: CellPolicy, workload: Sequence[Arrival]) -> PoolSpec:
+    def _pool(self, pool: PricedPool, policy: CellPolicy, add_ons: AddOnCost | None) -> PoolSpec:
         """Return a pool; what ControlNets add to a step its replicas report as live ones do."""
-        experiment, asked, add_ons = self.experiment, pool.asked, self._add_on_cost(policy)
-        share = reported_share(pool.cost, add_ons, self.examples, asked.max_batch)
-        has_add_ons = any(one.controlnets or one.loras for one in workload)
+        experiment, asked, share = self.experiment, pool.asked, 0.0
+        if add_ons is not None:
+            share = reported_share(pool.cost, add_ons, self.examples, asked.max_batch)
         return PoolSpec(
             name=pool.name,
             model=MODEL,
             num_replicas=asked.replicas - policy.num_services,
             hardware=Hardware(
-                pool.cost,
-                noise_cv=experiment.step_noise,
-                load_s=pool.load_s,
-                add_ons=add_ons if has_add_ons else None,
+                pool.cost, noise_cv=experiment.step_noise, load_s=pool.load_s, add_ons=add_ons
             ),
             max_batch=asked.max_batch,
             max_in_flight=policy.max_in_flight or asked.max_batch,
-            reported_cost=replace(
-                times(pool.cost, experiment.told_times), control_share=share if has_add_ons else 0.0
-            ),
+            reported_cost=replace(times(pool.cost, experiment.told_times), control_share=share),
             policy=policy.steps,
             mtbf_s=math.inf if experiment.mtbf_s is None else experiment.mtbf_s,
             repair_s=experiment.repair_s,

@@ -30,7 +30,6 @@ class DrawnWorkload:
 
     @property
     def examples(self) -> tuple[RequestView, ...]:
-        """A request of each size."""
         return tuple(example_of(self.kind_of(size)) for size in self.experiment.sizes)
 
     @property
@@ -40,7 +39,6 @@ class DrawnWorkload:
 
     @property
     def words(self) -> str:
-        """What it is, for readers of the report."""
         experiment = self.experiment
         night = experiment.night
         course = "" if night is None else f" over a day, at night {night:g} of the peak's rate"
@@ -48,7 +46,6 @@ class DrawnWorkload:
         return f"{experiment.duration_s:g} s of arrivals{course}{add_ons}"
 
     def kind_of(self, size: SizeShare) -> Kind:
-        """Return a size's requests."""
         guidance = self.experiment.guidance if size.guidance is None else size.guidance
         return Kind(
             size.share,
@@ -62,7 +59,6 @@ class DrawnWorkload:
         )
 
     def slo_s(self, size: SizeShare, alone_s: AloneS) -> float:
-        """Return the seconds to the deadline of a size's requests."""
         if size.slo_s is not None:
             return size.slo_s
         if size.slo_times_alone is None and self.experiment.slo_s is not None:
@@ -71,7 +67,6 @@ class DrawnWorkload:
         return times * alone_s(example_of(self.kind_of(size)))
 
     def arrivals(self, rate_per_s: float, seed: int, alone_s: AloneS) -> list[Arrival]:
-        """Draw the requests of a seed."""
         experiment = self.experiment
         kinds = {self.kind_of(size): self.slo_s(size, alone_s) for size in experiment.sizes}
         add_ons = MIXES[experiment.add_ons]
@@ -123,7 +118,6 @@ class ReplayedWorkload:
 
     @property
     def examples(self) -> tuple[RequestView, ...]:
-        """A request of each size, the largest first."""
         by_size = {(one.width_px, one.height_px): one for one in self.trace}
         largest_first = sorted(by_size, key=lambda size: (-size[0] * size[1], size))
         return tuple(example_of(by_size[size]) for size in largest_first)
@@ -135,7 +129,6 @@ class ReplayedWorkload:
 
     @property
     def words(self) -> str:
-        """What it is, for readers of the report."""
         span_s = self.trace[-1].arrival_s
         pace = f", {len(self.trace) / span_s:.3g} per second at speed 1" if span_s > 0 else ""
         num_edits = sum(one.mask_ratio is not None for one in self.trace)
@@ -143,7 +136,6 @@ class ReplayedWorkload:
         return f"{len(self.trace)} requests in {span_s:g} s of {self.experiment.trace}{pace}{edits}"
 
     def arrivals(self, speed: float, _seed: int, alone_s: AloneS) -> list[Arrival]:
-        """Replay the trace; all seeds are alike."""
         experiment = self.experiment
         found = []
         for one in self.trace:

@@ -15,16 +15,14 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.policies.allocation.allocation import allocate
-from ray_cluster.policies.allocation.problem import BatchOption
 from ray_cluster.policies.baselines.ongoing_requests import OngoingRequestsPlanner
-from ray_cluster.policies.costs.latency import LatencyProfile
 from ray_cluster.policies.planning.cluster_state import ClusterState
 from ray_cluster.policies.planning.demand import DemandSmoothing, quantile_per_s
 from ray_cluster.policies.planning.fleet import DeviceSpec, Fleet, PoolSpec, ServiceSpec
 from ray_cluster.policies.planning.plan import Plan, PoolPlan
 from ray_cluster.policies.planning.planner import AllocationPlanner, Memory, Planner
 from ray_cluster.simulator.arrivals import RateCurve, daily_rate, draw_arrivals
-from ray_cluster.simulator.control.batch_tables import image_options, step_options
+from ray_cluster.simulator.control.cluster import options_of, whole_image
 from ray_cluster.simulator.control.course import Course
 from ray_cluster.simulator.control.experiment import (
     Column,
@@ -36,15 +34,24 @@ from ray_cluster.simulator.control.experiment import (
     PeriodSeconds,
     Rate,
     Seconds,
+    Setting,
     begin_of,
     check_day,
 )
-from ray_cluster.simulator.control.requests import SimulatedRequest
 from ray_cluster.simulator.control.scaling import Faults
 from ray_cluster.simulator.reports import Line
+from ray_cluster.simulator.workload import Arrival
 
 _ATTAINMENT = Column("attainment", "on time, %", 100, 2)
-_HOURS = Column("gpu_hours", "GPU-hours", 1, 1)
+_HOURS = Column("gpu_hours", "GPU-hours")
+_COLUMNS = (
+    *(_ATTAINMENT, Column("worst", "worst service, %", 100, 2), _HOURS),
+    *(Column("num_plan_changes", "changes"), Column("num_starts", "starts")),
+)
+_WORDS = (
+    "What is dropped or late is not on time. A GPU counts as long as it is held, loading or "
+    "serving. Changes are rounds that start or stop replicas, starts the replicas that they add."
+)
 
 
 class Workload(BaseModel):
@@ -72,26 +79,23 @@ class Workload(BaseModel):
             )
         return self
 
-    @property
-    def device(self) -> str:
-        """Each service has GPUs of its own, whatever their type is called."""
-        return f"{self.service} {load_profile(self.profile).device}"
-
-    def options(self, batching_gain: float) -> tuple[BatchOption, ...]:
-        """Return the batches of its profile; ValueError if there are none, or not of the size."""
+    def pool(self, *, batching_gain: float, load_s: float) -> PoolSpec:
+        """Return its pool; ValueError if the profile has no such images, or not in time."""
         profile = load_profile(self.profile)
-        if self.steps is None:
-            found = image_options(profile, batching_gain)
-        else:
-            found = step_options(
-                profile, steps=self.steps, side_px=self.side_px, batching_gain=batching_gain
-            )
-        if self.max_batch > found[-1].batch:
+        options = options_of(profile, self.steps, self.side_px, batching_gain=batching_gain)
+        if self.max_batch > options[-1].batch:
             raise ValueError(
-                f"max_batch must be at most {found[-1].batch}, the largest of {self.profile}; "
+                f"max_batch must be at most {options[-1].batch}, the largest of {self.profile}; "
                 f"given {self.max_batch}"
             )
-        return found
+        if self.slo_s < options[0].seconds:
+            raise ValueError(
+                f"slo_s: given {self.slo_s:g}; allowed: at least {options[0].seconds:.2f}, for an "
+                "image alone"
+            )
+        # each service has GPUs of its own, whatever their type is called
+        device = f"{self.service} {profile.device}"
+        return PoolSpec(self.service, self.service, device, options, load_s=load_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +109,9 @@ class ClairvoyantPlanner:
     experiment: AutoscalingExperiment
 
     def begin(self, state: ClusterState) -> Memory:
-        """Return what the planner remembers."""
         return self.planner.begin(state)
 
     def plan(self, state: ClusterState, memory: Memory) -> tuple[Plan, Memory]:
-        """Return the plan for the rates to come."""
         experiment, planner = self.experiment, self.planner
         problem = planner.problem(state, memory)
         ahead_s = experiment.load_s + 2 * experiment.period_s
@@ -127,26 +129,19 @@ class ClairvoyantPlanner:
         return Plan(pools, infeasible=found.infeasible), memory
 
 
-def _allocation(fleet: Fleet, _: AutoscalingExperiment, **settings: float) -> AllocationPlanner:
+def _allocation(fleet: Fleet, _: AutoscalingExperiment, **settings: Any) -> AllocationPlanner:
     smoothing = DemandSmoothing(level_s=30, slope_s=90, dispersion_s=300, peak_s=120)
-    return AllocationPlanner(fleet, smoothing=smoothing, **settings)  # type: ignore[arg-type]
+    return AllocationPlanner(fleet, smoothing=smoothing, **settings)
 
 
-def _ongoing(
-    fleet: Fleet, experiment: AutoscalingExperiment, **settings: float
-) -> OngoingRequestsPlanner:
-    return OngoingRequestsPlanner(
-        fleet,
-        tuple((one.service, one.max_batch) for one in experiment.workloads),
-        max_replicas=max(one.num_gpus for one in experiment.workloads),
-        **settings,  # type: ignore[arg-type]
-    )
+def _ongoing(fleet: Fleet, e: AutoscalingExperiment, **settings: Any) -> OngoingRequestsPlanner:
+    caps = tuple((one.service, one.max_batch) for one in e.workloads)
+    most = max(one.num_gpus for one in e.workloads)
+    return OngoingRequestsPlanner(fleet, caps, max_replicas=most, **settings)
 
 
-def _clairvoyant(
-    fleet: Fleet, experiment: AutoscalingExperiment, **settings: float
-) -> ClairvoyantPlanner:
-    return ClairvoyantPlanner(_allocation(fleet, experiment, **settings), experiment)
+_ALLOCATION = {"utilisation": 0.9, "surge_quantile": 0.95}
+_ONGOING = {"target_ongoing_requests": 2.0, "upscale_delay_s": 30.0, "downscale_delay_s": 600.0}
 
 
 class AutoscalingExperiment(ControlExperiment):
@@ -158,17 +153,13 @@ class AutoscalingExperiment(ControlExperiment):
     """
 
     POLICIES = (
-        ControlPolicy("allocation", {"utilisation": 0.9, "surge_quantile": 0.95}, _allocation),
+        ControlPolicy("allocation", _ALLOCATION, _allocation),
+        ControlPolicy("ongoing-requests", _ONGOING, _ongoing),
         ControlPolicy(
-            "ongoing-requests",
-            {
-                "target_ongoing_requests": 2.0,
-                "upscale_delay_s": 30.0,
-                "downscale_delay_s": 600.0,
-            },
-            _ongoing,
+            "clairvoyant",
+            _ALLOCATION,
+            lambda fleet, e, **s: ClairvoyantPlanner(_allocation(fleet, e, **s), e),
         ),
-        ControlPolicy("clairvoyant", {"utilisation": 0.9, "surge_quantile": 0.95}, _clairvoyant),
     )
     TRADE_OFF: ClassVar[tuple[str, str]] = ("cost", "requests on time against GPU-hours")
     BARS = "how many GPUs serve, load or are broken"
@@ -203,97 +194,47 @@ class AutoscalingExperiment(ControlExperiment):
         return self
 
     @property
-    def columns(self) -> tuple[Column, ...]:
-        """Figures of every run."""
-        return (
-            _ATTAINMENT,
-            Column("worst", "worst service, %", 100, 2),
-            _HOURS,
-            Column("num_plan_changes", "changes", 1, 1),
-            Column("num_starts", "starts", 1, 1),
-        )
-
-    @property
-    def words(self) -> str:
-        """What they mean."""
-        return (
-            "What is dropped or late is not on time. A GPU counts as long as it is held, loading "
-            "or serving. Changes are rounds that start or stop replicas, starts the replicas that "
-            "they add."
-        )
-
-    @property
-    def axes(self) -> tuple[Column, Column]:
-        """What the plot of all policies shows."""
-        return _HOURS, _ATTAINMENT
-
-    @property
     def span_s(self) -> float:
-        """Seconds from the first request until all deadlines have passed."""
         return self.duration_s + max(60.0, *(2 * one.slo_s for one in self.workloads))
 
     @property
     def faults(self) -> Faults | None:
-        """How often GPUs fail; None for never."""
         if self.failure_every_s is None:
             return None
         return Faults(mean_s_between=self.failure_every_s, repair_s=self.repair_s)
 
     @property
     def young_s(self) -> float:
-        """Age below which a replica counts as young."""
         return self.dwell_s
 
-    @property
-    def profiles(self) -> tuple[LatencyProfile, ...]:
-        """Of each service."""
-        return tuple(load_profile(one.profile) for one in self.workloads)
-
-    @property
-    def gpus_by_type(self) -> dict[str, int]:
-        """How many each service has."""
-        return {one.device: one.num_gpus for one in self.workloads}
-
-    def fleet(self) -> Fleet:
-        """Pools and services, from the profiles.
-
-        Raises:
-            ConfigError: a profile can't be read.
-            ValueError: it lacks such images, or a deadline is too short for one.
-        """
-        return Fleet(
-            tuple(DeviceSpec(one.device, price=one.price) for one in self.workloads),
-            tuple(self._pool(one) for one in self.workloads),
+    def setting(self) -> Setting:
+        """Read the profiles; errors as of :meth:`ControlExperiment.setting`."""
+        pools = []
+        for one in self.workloads:
+            try:
+                pools.append(one.pool(batching_gain=self.batching_gain, load_s=self.load_s))
+            except ValueError as error:
+                raise ValueError(f"the workload {one.service}: {error}") from None
+        pairs = list(zip(self.workloads, pools, strict=True))
+        fleet = Fleet(
+            tuple(DeviceSpec(pool.device, price=one.price) for one, pool in pairs),
+            tuple(pools),
             tuple(ServiceSpec(one.service, one.service, one.slo_s) for one in self.workloads),
         )
-
-    def _pool(self, one: Workload) -> PoolSpec:
-        try:
-            options = one.options(self.batching_gain)
-        except ValueError as error:
-            raise ValueError(f"the workload {one.service}: {error}") from None
-        if one.slo_s < options[0].seconds:
-            raise ValueError(
-                f"the workload {one.service}: slo_s: given {one.slo_s:g}; allowed: at least "
-                f"{options[0].seconds:.2f}, for an image alone"
-            )
-        return PoolSpec(one.service, one.service, one.device, options, load_s=self.load_s)
+        profiles = [load_profile(one.profile) for one in self.workloads]
+        num_gpus = {pool.device: one.num_gpus for one, pool in pairs}
+        return Setting(fleet, profiles, num_gpus, _COLUMNS, _WORDS, (_HOURS, _ATTAINMENT))
 
     def curve(self, workload: Workload) -> RateCurve:
-        """A service's rate over the day."""
         return daily_rate(workload.low_per_s, workload.high_per_s, self.duration_s)
 
-    def requests(self, seed: int) -> list[SimulatedRequest]:
-        """The requests of a seed, in the order of arrival."""
+    def requests(self, seed: int) -> list[Arrival]:
         found = []
         for stream, one in enumerate(self.workloads):
             rng = np.random.default_rng([seed, stream])
             arrivals = draw_arrivals(self.curve(one), rng, cv=self.cv)
             found += [(at_s, one.service, one.slo_s) for at_s in arrivals.tolist()]
-        return [
-            SimulatedRequest(number, service, at_s, at_s + slo_s, confidence=1.0, coin=0.0)
-            for number, (at_s, service, slo_s) in enumerate(sorted(found))
-        ]
+        return [whole_image(*one) for one in sorted(found)]
 
     def initial(self, _planner: Planner[Any]) -> Plan:
         """The replicas that the file says."""
@@ -302,9 +243,8 @@ class AutoscalingExperiment(ControlExperiment):
         )
 
     def figures_of(self, run: ControlRun) -> dict[str, float]:
-        """See the class."""
-        num_by_service = Counter(one.service for one in run.requests)
-        on_time = Counter(one.service for one in run.outcomes if one.on_time)
+        num_by_service = Counter(one.slo_class for one in run.requests)
+        on_time = Counter(one.arrival.slo_class for one in run.fates if one.is_met)
         actions = [one.report.actions for one in run.rounds if one.report.actions]
         starts = [start for one in actions for start in one.starts]
         shares = [on_time[name] / num for name, num in num_by_service.items()]

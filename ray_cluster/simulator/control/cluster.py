@@ -1,86 +1,125 @@
-"""A simulated cluster behind the control loop's protocol: loads, failures, noise, cascades.
+"""A simulated cluster behind the control loop's protocol: a cell, and GPUs for its replicas.
 
 Every decision is a plan's or a policy's: which images are deferred, how large batches are, how many
-replicas there are. Requests go through stages as in the live dispatcher
-(`dispatch/stages.py`).
+replicas there are. A table of whole images has the times of batches, not of steps: so an image is
+one step here, and all are of one size; the linear cost that replicas report is a fit.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from functools import partial
-from heapq import heapreplace
 
 import numpy as np
 
-from ray_cluster.dispatch.stages import (
-    RequestStages,
-    cascade,
-    decide,
-    fail,
-    finish,
-    single,
+from ray_cluster.policies.allocation.problem import BatchOption
+from ray_cluster.policies.baselines.image_batches import FixedBatches, InTimeBatches
+from ray_cluster.policies.costs.cost_fit import fit_image_cost
+from ray_cluster.policies.costs.latency import LatencyProfile
+from ray_cluster.policies.planning.cluster_state import (
+    BatchTimes,
+    ClusterState,
+    ModelState,
+    PoolState,
+    ServiceState,
+    observe_batch,
 )
-from ray_cluster.policies.cascade import (
-    Slack,
-    answers_with_light,
-    decide_deferral,
-    needs_slack,
-    slack_of,
-)
-from ray_cluster.policies.planning.cluster_state import ClusterState, ModelState, ServiceState
-from ray_cluster.policies.planning.fleet import Fleet, ServiceSpec
-from ray_cluster.policies.planning.plan import CascadePlan, PlannedSettings
-from ray_cluster.simulator.control.requests import Answer, SimulatedOutcome, SimulatedRequest
-from ray_cluster.simulator.control.scaling import Faults, Scaling, Watch
-from ray_cluster.simulator.control.serving import Serving
+from ray_cluster.policies.planning.fleet import CascadeSpec, Fleet, PoolSpec
+from ray_cluster.policies.planning.plan import PlannedSettings
+from ray_cluster.policies.types import StepCost
+from ray_cluster.simulator.cell import cell
+from ray_cluster.simulator.cell.cell import SCORER, CellSpec, Fate, SimulatedCell
+from ray_cluster.simulator.cell.runs import times
+from ray_cluster.simulator.control.scaling import Faults, Scaling
 from ray_cluster.simulator.events import EventQueue
+from ray_cluster.simulator.noise import Hardware
+from ray_cluster.simulator.replica import StepRun
+from ray_cluster.simulator.workload import Arrival
 
-# a plan that has not come yet defers nothing
-_NO_PLAN = CascadePlan("", 0.0)
-_SCORER = "scorer"
+# one megapixel, whatever it really is: tables of whole images know one size
+_PX = 1000
+_MEGAPIXELS = _PX * _PX / 1e6
+# decimals of a spread that is reported: smaller changes alter no plan
+_DIGITS = 2
+# images that are scored at once where that takes no time
+_MANY = 100_000
+STEPS = 20
+"""Of the images of cascades: reports of them tell the dispatcher when the heavy model is free."""
+Watch = Callable[[str, StepRun], None]
 
 
-class Scorers:
-    """Replicas of a scorer: one image each at a time, first come, first served.
+def whole_image(
+    arrival_s: float,
+    service: str,
+    slo_s: float,
+    *,
+    num_steps: int = 1,
+    confidence: float = 1.0,
+    coin: float = 0.0,
+) -> Arrival:
+    """Return a request for a whole image of a service; of a cascade it has `STEPS`."""
+    return Arrival(
+        *(arrival_s, service, _PX, _PX, num_steps),
+        uses_guidance=False,
+        slo_s=slo_s,
+        slo_class=service,
+        confidence=confidence,
+        coin=coin,
+    )
 
-    Attributes:
-        num_held: images that wait for a score or are being scored.
+
+def options_of(
+    profile: LatencyProfile,
+    steps: int | None = None,
+    side_px: int = 0,
+    *,
+    batching_gain: float = 1.0,
+) -> tuple[BatchOption, ...]:
+    """Return batches of images, of a table of whole images of one size or of steps.
 
     Args:
-        num_replicas: None for infinite capacity, which takes no time.
-        image_s: seconds that a replica takes for an image.
+        steps: of square images of `side_px`; None for whole images.
+        batching_gain: factor on what a batch saves against single images; larger batches never end
+            sooner, however large it is.
+
+    Raises:
+        ValueError: the table has other images, or none.
     """
-
-    def __init__(self, events: EventQueue, num_replicas: int | None, image_s: float) -> None:
-        self._events = events
-        self._image_s = image_s
-        self._free_at_s = None if num_replicas is None else [0.0] * num_replicas
-        self.num_held = 0
-
-    def score(self, on_scored: Callable[[], None]) -> None:
-        """Score an image; calls back when that is done."""
-        if self._free_at_s is None:
-            on_scored()
-            return
-        self.num_held += 1
-        end_s = max(self._free_at_s[0], self._events.now_s) + self._image_s
-        heapreplace(self._free_at_s, end_s)
-
-        def done() -> None:
-            self.num_held -= 1
-            on_scored()
-
-        self._events.at(end_s, done)
+    what, size_px = "whole images of one size", (side_px, side_px)
+    rows = list(profile.of("image"))
+    if steps is not None:
+        what, rows = f"steps of {side_px} px", list(profile.of("step"))
+        rows = [
+            one
+            for one in rows
+            if (one.key.width_px, one.key.height_px) == size_px and not one.key.beside
+        ]
+    seconds = {one.key.batch: (steps or 1) * one.seconds for one in rows}
+    if not seconds:
+        raise ValueError(
+            f"given {profile.name!r}, which has no {what}; allowed: profiles that have some, or, "
+            "of steps, a workload that says how many `steps` of which `side_px`"
+        )
+    if min(seconds) != 1 or len(seconds) < len(rows):
+        raise ValueError(
+            f"given {profile.name!r}, whose batches of {what} are "
+            f"{sorted(one.key.batch for one in rows)}; allowed: profiles that have each batch "
+            "once, from 1"
+        )
+    changed, least_s = list[BatchOption](), 0.0
+    for batch, batch_s in sorted(seconds.items()):
+        alone_s = batch * seconds[1]
+        least_s = max(alone_s - batching_gain * (alone_s - batch_s), least_s)
+        changed.append(BatchOption(batch, least_s))
+    return tuple(changed)
 
 
 class SimulatedCluster:
-    """Services and cascades on a virtual clock, served by the production dispatch core.
+    """Services and cascades on a virtual clock.
 
     Attributes:
-        serving: the dispatch core and its replicas; read-only.
-        outcomes: of all requests that have ended.
+        cell: that serves; read-only.
+        fates: of all requests that have ended.
 
     Args:
         events: the clock.
@@ -105,61 +144,66 @@ class SimulatedCluster:
         dwell_s: float = 0.0,
         watch: Watch | None = None,
     ) -> None:
-        self._events = events
-        self._dwell_s = dwell_s
-        self._models = tuple(dict.fromkeys(pool.model for pool in fleet.pools))
-        self._services = {spec.name: spec for spec in fleet.services}
-        self._scorers = {
-            spec.name: Scorers(events, spec.cascade.num_scorers, spec.cascade.discriminate_s)
-            for spec in fleet.services
-            if spec.cascade
-        }
-        self._stages: dict[int, RequestStages] = {}
-        seed = int(rng.integers(2**32))
-        self.serving = Serving(fleet, events, self, seed=seed, noise_cv=noise_cv)
+        self._events, self._fleet, self._dwell_s, self._watch = events, fleet, dwell_s, watch
+        spec = _cell_of(fleet, seed=int(rng.integers(2**32)), noise_cv=noise_cv)
+        self._pools = {pool.name: pool for pool in spec.pools}
+        self._times = dict.fromkeys(self._pools, BatchTimes())
+        self.cell = SimulatedCell(spec, self._note_batch, events=events, on_end=self._note_end)
         self._scaling = Scaling(
-            events,
-            fleet,
-            num_gpus,
-            self.serving,
-            rng,
-            noise_cv=noise_cv,
-            faults=faults,
-            watch=watch,
+            self.cell, self._pools, fleet, num_gpus, rng, noise_cv=noise_cv, faults=faults
         )
         self._version = -1
-        self._cascades: dict[str, CascadePlan] = {}
+        self._num_offered = 0
         self._num_arrived: dict[str, int] = defaultdict(int)
         self._num_missed: dict[str, int] = defaultdict(int)
-        self._confidences: dict[str, list[float]] = defaultdict(list)
-        self.outcomes: list[SimulatedOutcome] = []
+        self._num_scored: dict[str, int] = {}
+        self.fates: list[Fate] = []
+        self.cell.start()
 
     # the control loop's protocol
 
     def observe(self) -> ClusterState:
         """Return the state, with the confidences since the last call."""
-        serving = self.serving
+        models = dict.fromkeys(pool.model for pool in self._fleet.pools)
+        views = {one.name: one for one in self.cell.core.cascades.views()}
+        services = []
+        for name in (spec.name for spec in self._fleet.services):
+            view, confidences = views.get(name), tuple[float, ...]()
+            if view is not None:
+                confidences = view.confidences_since(self._num_scored.get(name, 0))
+                self._num_scored[name] = view.num_scored
+            services.append(
+                ServiceState(
+                    name,
+                    self._num_arrived[name],
+                    num_missed=self._num_missed[name],
+                    confidences=confidences,
+                )
+            )
         return ClusterState(
             now_s=self._events.now_s,
             devices=self._scaling.devices(),
-            pools=self._scaling.pools(self._dwell_s),
-            models=tuple(
-                ModelState(name, serving.num_waiting(name), serving.num_in_batches(name))
-                for name in self._models
-            ),
-            services=tuple(self._service_state(name) for name in self._services),
+            pools=tuple(self._pool(spec.name) for spec in self._fleet.pools),
+            models=tuple(map(self._model, models)),
+            services=tuple(services),
         )
 
-    def _service_state(self, name: str) -> ServiceState:
-        return ServiceState(
+    def _pool(self, name: str) -> PoolState:
+        staying = self._scaling.staying(name)
+        return PoolState(
             name,
-            self._num_arrived[name],
-            num_missed=self._num_missed[name],
-            confidences=tuple(self._confidences.pop(name, ())),
+            num_ready=sum(one.is_ready for one in staying),
+            num_loading=sum(not one.is_ready for one in staying),
+            num_young=sum(one.started_s > self._events.now_s - self._dwell_s for one in staying),
+            spread=round(self._times[name].spread, _DIGITS),
         )
+
+    def _model(self, name: str) -> ModelState:
+        core = self.cell.core
+        num_in_batches = sum(len(one.held) for one in core.replicas if one.model == name)
+        return ModelState(name, core.queue.waiting(name).num_requests, num_in_batches)
 
     def scale(self, pool: str, num_replicas: int) -> None:
-        """Start or stop replicas until there are so many."""
         self._scaling.scale(pool, num_replicas)
 
     def apply(self, settings: PlannedSettings) -> None:
@@ -168,100 +212,69 @@ class SimulatedCluster:
             return
         self._version = settings.version
         for pool, max_batch in settings.max_batches:
-            self.serving.set_cap(pool, max_batch)
-        self._cascades = {one.service: one for one in settings.cascades}
-
-    def run_out(self) -> None:
-        """Let time pass until nothing runs any more; what waits then has no replica.
-
-        Replicas poll for ever, so the event queue never becomes empty.
-        """
-        while self.serving.num_leased or any(one.num_held for one in self._scorers.values()):
-            self._events.run(self._events.now_s + 1.0)
+            self.cell.set_cap(pool, max_batch)
+        self.cell.apply(settings.cascades)
 
     @property
     def gpu_hours(self) -> float:
-        """For which GPUs were held, loading or serving."""
         return self._scaling.gpu_hours
 
-    @property
-    def num_running(self) -> int:
-        """Requests that have not ended."""
-        return len(self._stages)
+    def offer(self, request: Arrival) -> None:
+        self._num_arrived[request.slo_class] += 1
+        self.cell.arrive(f"{self._num_offered}", request)
+        self._num_offered += 1
 
-    def _plan_of(self, service: str) -> CascadePlan:
-        return self._cascades.get(service, _NO_PLAN)
-
-    # requests
-
-    def offer(self, request: SimulatedRequest) -> None:
-        """Admit a request at its arrival."""
-        name = request.service
-        self._num_arrived[name] += 1
-        is_direct = request.coin < self._plan_of(name).heavy_share
-        self._go_on(request, _begun(self._services[name], is_direct=is_direct))
-
-    def _go_on(self, request: SimulatedRequest, stages: RequestStages) -> None:
-        """Start the present stage, or note how the request ended."""
-        if stages.has_ended:
-            del self._stages[request.number]
-            self._note_end(request, stages)
-            return
-        self._stages[request.number] = stages
-        if stages.present.rules.decides:
-            self._scorers[request.service].score(partial(self._on_scored, request))
-        else:
-            self.serving.offer(stages.present.model, request, stages.index)
-
-    def on_made(self, model: str, request: SimulatedRequest) -> None:
-        """An image is done: it is the answer, or goes to the scorer."""
-        stages = self._stages[request.number]
-        assert stages.present.model == model
-        self._go_on(request, finish(stages, stages.index))
-
-    def _on_scored(self, request: SimulatedRequest) -> None:
-        """A light image has its confidence: it is the answer, or is deferred."""
-        stages, plan = self._stages[request.number], self._plan_of(request.service)
-        self._confidences[request.service].append(request.confidence)
-        if needs_slack(plan, request.confidence):
-            decision = decide_deferral(plan, request.confidence, self._slack(request, stages))
-        else:
-            decision = decide_deferral(plan, request.confidence)
-        self._go_on(request, decide(stages, stages.index, decision, request.confidence))
-
-    def on_hopeless(self, request: SimulatedRequest) -> None:
-        """An image can't be made in time: the answer is the light one if the plan says so."""
-        stages, left_s = self._stages[request.number], request.deadline_s - self._events.now_s
-        keeps_image = answers_with_light(self._plan_of(request.service), left_s)
-        self._go_on(request, fail(stages, stages.index, "too_late", keeps_image=keeps_image))
-
-    def _slack(self, request: SimulatedRequest, stages: RequestStages) -> Slack:
-        """Seconds before the deadline that are left once the next stage is done."""
-        outlook = self.serving.outlook(stages.specs[stages.index + 1].model)
-        return slack_of(outlook, request.deadline_s - self._events.now_s)
-
-    def _note_end(self, request: SimulatedRequest, stages: RequestStages) -> None:
-        now_s = self._events.now_s
-        on_time = stages.is_published and now_s <= request.deadline_s
-        self._num_missed[request.service] += not on_time
-        kept = stages.is_published and stages.reason == "no_time"
-        self.outcomes.append(
-            SimulatedOutcome(
-                request.service, request.arrival_s, now_s, _answer_of(stages), on_time, kept
+    def _note_batch(self, replica_id: str, run: StepRun) -> None:
+        pool = self._scaling.pool_of(replica_id)
+        if pool is not None:
+            batch_s = self._pools[pool].hardware.batch_s
+            assert batch_s is not None
+            self._times[pool] = observe_batch(
+                self._times[pool],
+                took_s=run.ends_s[-1] - run.start_s,
+                expected_s=batch_s(len(run.request_ids)),
             )
-        )
+            if self._watch is not None:
+                self._watch(replica_id, run)
+
+    def _note_end(self, _: str, fate: Fate) -> None:
+        self._num_missed[fate.arrival.slo_class] += not fate.is_met
+        self.fates.append(fate)
 
 
-def _begun(spec: ServiceSpec, *, is_direct: bool) -> RequestStages:
-    """Return the beginning of a request; one of a cascade may skip its light model."""
-    if spec.cascade is None:
-        return single(spec.model)
-    heavy_model = spec.cascade.heavy_model
-    return single(heavy_model, "heavy") if is_direct else cascade(spec.model, _SCORER, heavy_model)
+def _cell_of(fleet: Fleet, *, seed: int, noise_cv: float) -> CellSpec:
+    """Return the cell: pools without replicas so far, and all that score."""
+    cascades = {one.name: (one.model, one.cascade) for one in fleet.services if one.cascade}
+    pools = [_planned(spec, fleet, noise_cv) for spec in fleet.pools]
+    pools += [_scorers(cascade) for _, cascade in cascades.values()]
+    routes = {name: (light, cascade.heavy_model) for name, (light, cascade) in cascades.items()}
+    return CellSpec(tuple(pools), seed=seed, cascades=routes)
 
 
-def _answer_of(stages: RequestStages) -> Answer:
-    """Whose image it got."""
-    if not stages.is_published:
-        return "dropped"
-    return "heavy" if stages.author.name == "heavy" else "light"
+def _planned(spec: PoolSpec, fleet: Fleet, noise_cv: float) -> cell.PoolSpec:
+    """Return a pool; its batches include the scores that it gives its images itself."""
+    owners = [one.cascade for one in fleet.services if one.model == spec.model]
+    scored_here = (one for one in owners if one and one.num_scorers is None)
+    extra_s = max((one.discriminate_s for one in scored_here), default=0.0)
+    options = [BatchOption(one.batch, one.seconds + extra_s) for one in spec.options]
+    num_steps = STEPS if any(one.cascade for one in fleet.services) else 1
+    cost = times(fit_image_cost(options, _MEGAPIXELS), 1 / num_steps)
+    most = max(one.batch for one in spec.options)
+
+    def batch_s(num_images: int) -> float:
+        return spec.batch_s(num_images) + extra_s
+
+    hardware = Hardware(cost, noise_cv=noise_cv, batch_s=batch_s)
+    return cell.PoolSpec(
+        *(spec.name, spec.model, 0, hardware, most, most), policy=InTimeBatches(batch_s), cap=1
+    )
+
+
+def _scorers(cascade: CascadeSpec) -> cell.PoolSpec:
+    """Return replicas that score one image each at a time, or what scores all at once."""
+    num, score_s = cascade.num_scorers, cascade.discriminate_s
+    most, seconds = (1, score_s) if num else (_MANY, 0.0)
+    hardware = Hardware(StepCost(0.0, 0.0), batch_s=lambda _: seconds)
+    return cell.PoolSpec(
+        *(SCORER, SCORER, num or 1, hardware, most, most), policy=FixedBatches(most), kind="score"
+    )

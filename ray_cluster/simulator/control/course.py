@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ray_cluster.policies.planning.cluster_state import ClusterState
 from ray_cluster.simulator.arrivals import Floats
-from ray_cluster.simulator.control.requests import SimulatedOutcome, SimulatedRequest
+from ray_cluster.simulator.cell.cell import Fate
 from ray_cluster.simulator.reports import Line
+from ray_cluster.simulator.workload import Arrival
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +45,9 @@ class Course:
         return _shares(self.heavy, self.answered)
 
     def by_bin(self, values: Floats) -> Line:
-        """Return values [B] over time."""
-        begins_s = [self.bin_s * number for number in range(len(values))]
-        return Line(begins_s, values.tolist())
+        return Line([self.bin_s * number for number in range(len(values))], values.tolist())
 
     def by_round(self, value: Callable[[ClusterState], float]) -> Line:
-        """Return a figure of the states over time."""
         return Line([one.now_s for one in self.states], [value(one) for one in self.states])
 
     @property
@@ -64,8 +62,8 @@ class Course:
 
 
 def course_of(
-    requests: Sequence[SimulatedRequest],
-    outcomes: Sequence[SimulatedOutcome],
+    requests: Sequence[Arrival],
+    fates: Sequence[Fate],
     states: Sequence[ClusterState],
     *,
     begin_s: float,
@@ -73,31 +71,34 @@ def course_of(
 ) -> Course:
     """Return the course of a run that began at an instant of the clock.
 
-    Requests without an outcome are late.
+    Requests without a fate are late.
     """
     last_s = max((one.arrival_s for one in requests), default=begin_s)
     num_bins = int((last_s - begin_s) // bin_s) + 1
 
-    def counts(some: Sequence[SimulatedRequest | SimulatedOutcome]) -> Floats:
+    def counts(some: Iterable[Arrival]) -> Floats:
         bins = [int((one.arrival_s - begin_s) // bin_s) for one in some]
         return np.bincount(np.array(bins, dtype=int), minlength=num_bins).astype(float)
 
-    answered = [one for one in outcomes if one.answer != "dropped"]
-    services = dict.fromkeys(one.service for one in requests)
+    answered = [one for one in fates if one.end == "finished"]
+    services = dict.fromkeys(one.slo_class for one in requests)
+    # without confidences, of which there are many
+    plain = [
+        replace(
+            one,
+            now_s=one.now_s - begin_s,
+            services=tuple(replace(each, confidences=()) for each in one.services),
+        )
+        for one in states
+    ]
     return Course(
         bin_s,
-        {name: counts([one for one in requests if one.service == name]) for name in services},
-        counts([one for one in outcomes if one.on_time]),
-        counts(answered),
-        counts([one for one in answered if one.answer == "heavy"]),
-        tuple(_trimmed(one, begin_s) for one in states),
+        {name: counts(one for one in requests if one.slo_class == name) for name in services},
+        counts(one.arrival for one in answered if one.is_met),
+        counts(one.arrival for one in answered),
+        counts(one.arrival for one in answered if one.stage == "heavy"),
+        tuple(plain),
     )
-
-
-def _trimmed(state: ClusterState, begin_s: float) -> ClusterState:
-    """Without confidences, of which there are many."""
-    services = tuple(replace(one, confidences=()) for one in state.services)
-    return replace(state, now_s=state.now_s - begin_s, services=services)
 
 
 def _shares(some: Floats, of: Floats) -> Floats:

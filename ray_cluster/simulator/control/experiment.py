@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
@@ -17,14 +17,15 @@ from ray_cluster.policies.planning.cluster_state import ClusterState
 from ray_cluster.policies.planning.fleet import Fleet
 from ray_cluster.policies.planning.plan import Plan, planned_settings_of
 from ray_cluster.policies.planning.planner import Planner
+from ray_cluster.simulator.cell.cell import Fate
 from ray_cluster.simulator.control.cluster import SimulatedCluster
 from ray_cluster.simulator.control.course import Course, course_of
-from ray_cluster.simulator.control.requests import SimulatedOutcome, SimulatedRequest
 from ray_cluster.simulator.control.scaling import Faults
 from ray_cluster.simulator.events import EventQueue
 from ray_cluster.simulator.experiment import MOST_REQUESTS, Experiment, load_choices
 from ray_cluster.simulator.reports import Line
 from ray_cluster.simulator.results import Row
+from ray_cluster.simulator.workload import Arrival
 
 COMMAND = "python -m benchmarks.policies.tune"
 _MOST_ROUNDS = 100_000
@@ -40,15 +41,9 @@ LoadSeconds = Annotated[float, Field(ge=0, le=3600, description="until a replica
 GapCv = Annotated[float, Field(ge=0, le=3, description="of the gaps between arrivals")]
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A figure of every run.
-
-    Attributes:
-        key: in rows and in JSON.
-        title: in tables and plots.
-        factor: from the row's unit to the title's.
-        digits: decimals.
+class Column(NamedTuple):
+    """A figure of every run: its key in rows and JSON, its title in tables and plots, the factor
+    from the row's unit to the title's, and decimals.
     """
 
     key: str
@@ -57,13 +52,9 @@ class Column:
     digits: int = 1
 
 
-@dataclass(frozen=True, slots=True)
-class ControlPolicy:
-    """A policy by its name.
-
-    Attributes:
-        defaults: settings where an experiment names no file of choices.
-        build: makes the planner; called with the fleet, the experiment and the settings.
+class ControlPolicy(NamedTuple):
+    """A policy: settings where an experiment names no file of choices, and what makes its planner,
+    called with the fleet, the experiment and the settings.
     """
 
     name: str
@@ -91,8 +82,8 @@ class Round(NamedTuple):
 class ControlRun(NamedTuple):
     """Everything that happened in one run; GPU-hours are those held, loading or serving."""
 
-    requests: Sequence[SimulatedRequest]
-    outcomes: Sequence[SimulatedOutcome]
+    requests: Sequence[Arrival]
+    fates: Sequence[Fate]
     rounds: Sequence[Round]
     course: Course
     gpu_hours: float
@@ -108,6 +99,25 @@ class ControlRow(Row):
     """What one run found, with its course over time."""
 
     course: Course | None = None
+
+
+class Setting(NamedTuple):
+    """An experiment with what its files say, ready to be simulated.
+
+    Attributes:
+        fleet: pools and services.
+        profiles: of each model.
+        num_gpus: of each type, as the fleet calls it.
+        columns: figures of every run; `words` say what they mean, and `axes` are those of the plot
+            of all policies.
+    """
+
+    fleet: Fleet
+    profiles: Sequence[LatencyProfile]
+    num_gpus: dict[str, int]
+    columns: Sequence[Column]
+    words: str
+    axes: tuple[Column, Column]
 
 
 class ControlExperiment(Experiment):
@@ -151,47 +161,22 @@ class ControlExperiment(Experiment):
                 f"more than {_MOST_ROUNDS:,} rounds: shorten the day or plan less often"
             )
 
-    @property
     @abstractmethod
-    def columns(self) -> tuple[Column, ...]:
-        """Figures of every run."""
+    def setting(self) -> Setting:
+        """Read the files that it names.
 
-    @property
-    @abstractmethod
-    def words(self) -> str:
-        """What they mean."""
-
-    @property
-    @abstractmethod
-    def axes(self) -> tuple[Column, Column]:
-        """What the plot of all policies shows."""
+        Raises:
+            ConfigError: one can't be read.
+            ValueError: it lacks what is needed.
+        """
 
     @property
     @abstractmethod
     def span_s(self) -> float:
         """Seconds from the first request until all deadlines have passed."""
 
-    @property
     @abstractmethod
-    def profiles(self) -> tuple[LatencyProfile, ...]:
-        """Of each model."""
-
-    @property
-    @abstractmethod
-    def gpus_by_type(self) -> dict[str, int]:
-        """Number of GPUs of each type, as the fleet calls it."""
-
-    @abstractmethod
-    def fleet(self) -> Fleet:
-        """Pools and services, from the profiles.
-
-        Raises:
-            ConfigError: a profile can't be read.
-            ValueError: it lacks what is needed.
-        """
-
-    @abstractmethod
-    def requests(self, seed: int) -> list[SimulatedRequest]:
+    def requests(self, seed: int) -> list[Arrival]:
         """The requests of a seed, in the order of arrival."""
 
     @abstractmethod
@@ -208,17 +193,14 @@ class ControlExperiment(Experiment):
 
     @property
     def bin_width_s(self) -> float:
-        """Of the counts over time."""
         return 60.0
 
     @property
     def faults(self) -> Faults | None:
-        """How often GPUs fail; None for never."""
         return None
 
     @property
     def young_s(self) -> float:
-        """Age below which a replica counts as young."""
         return 0.0
 
     def shows(self, policy: str, seed: int) -> bool:
@@ -240,36 +222,34 @@ class ControlExperiment(Experiment):
             ConfigError: a profile or the file of choices can't be read.
             ValueError: there is no such policy, nothing was chosen for it, or it can't plan this.
         """
-        read: list[TunedSettings] = []
+        read: dict[tuple[str, str], TunedSettings] = {}
         if self.choices is not None:
-            read = load_choices(self._folder / self.choices, TunedSettings, command=COMMAND)
-        fleet = self.fleet()
-        found = []
-        for name in self.policies:
-            policy = self.policy(name)
-            chosen = TunedSettings(self.kind, name, policy.defaults, "default")
-            if self.choices is not None:
-                chosen = self._chosen(policy, read)
-            try:
-                policy.build(fleet, self, **chosen.settings)
-            except ValueError as error:
-                raise ValueError(f"policies: given {name!r}: {error}") from None
-            found.append(chosen)
-        return found
+            found = load_choices(self._folder / self.choices, TunedSettings, command=COMMAND)
+            read = {(one.kind, one.policy): one for one in found}
+        fleet = self.setting().fleet
+        return [self._tuned(self.policy(name), fleet, read) for name in self.policies]
 
-    def _chosen(self, policy: ControlPolicy, read: Sequence[TunedSettings]) -> TunedSettings:
-        for one in read:
-            if (one.kind, one.policy) == (self.kind, policy.name):
-                if one.settings.keys() != policy.defaults.keys():
-                    raise ValueError(
-                        f"choices: given {dict(one.settings)} for {policy.name!r}; allowed: "
-                        f"{', '.join(policy.defaults)}"
-                    )
-                return one
-        raise ValueError(
-            f"policies: given {policy.name!r}, for which {self.choices} has no settings; "
-            f"{COMMAND} writes them"
-        )
+    def _tuned(
+        self, policy: ControlPolicy, fleet: Fleet, read: Mapping[tuple[str, str], TunedSettings]
+    ) -> TunedSettings:
+        chosen = TunedSettings(self.kind, policy.name, policy.defaults, "default")
+        if self.choices is not None:
+            if (self.kind, policy.name) not in read:
+                raise ValueError(
+                    f"policies: given {policy.name!r}, for which {self.choices} has no settings; "
+                    f"{COMMAND} writes them"
+                )
+            chosen = read[self.kind, policy.name]
+            if chosen.settings.keys() != policy.defaults.keys():
+                raise ValueError(
+                    f"choices: given {dict(chosen.settings)} for {policy.name!r}; allowed: "
+                    f"{', '.join(policy.defaults)}"
+                )
+        try:
+            policy.build(fleet, self, **chosen.settings)
+        except ValueError as error:
+            raise ValueError(f"policies: given {policy.name!r}: {error}") from None
+        return chosen
 
 
 def check_day(low_per_s: float, high_per_s: float, duration_s: float) -> None:
@@ -290,7 +270,8 @@ def run_policy(
     experiment: ControlExperiment, name: str, settings: Mapping[str, float], seed: int
 ) -> ControlRow:
     """Simulate a policy with certain settings on a seed."""
-    planner = experiment.policy(name).build(experiment.fleet(), experiment, **settings)
+    fleet = experiment.setting().fleet
+    planner = experiment.policy(name).build(fleet, experiment, **settings)
     return run_planner(experiment, name, planner, seed)
 
 
@@ -298,11 +279,11 @@ def run_planner(
     experiment: ControlExperiment, name: str, planner: Planner[Any], seed: int
 ) -> ControlRow:
     """Simulate a planner on a seed, from replicas that have loaded already."""
-    events, initial = EventQueue(), experiment.initial(planner)
+    events, initial, setting = EventQueue(), experiment.initial(planner), experiment.setting()
     cluster = SimulatedCluster(
         events,
-        experiment.fleet(),
-        experiment.gpus_by_type,
+        setting.fleet,
+        setting.num_gpus,
         np.random.default_rng([seed, experiment.STREAM]),
         noise_cv=experiment.noise_cv,
         faults=experiment.faults,
@@ -313,39 +294,10 @@ def run_planner(
         cluster.scale(pool.pool, pool.num_replicas)
     begin_s = begin_of(experiment)
     events.run(begin_s)
-    hours_before, requests = cluster.gpu_hours, experiment.requests(seed)
-    rounds = _run_loop(experiment, events, cluster, planner, requests, initial)
-    gpu_hours = cluster.gpu_hours - hours_before
-    cluster.run_out()
-    outcomes = cluster.outcomes
-    # requests that were never served are late as well
-    assert len(outcomes) + cluster.num_running == len(requests)
-    states = [one.state for one in rounds]
-    course = course_of(requests, outcomes, states, begin_s=begin_s, bin_s=experiment.bin_width_s)
-    run = ControlRun(requests, outcomes, rounds, course, gpu_hours)
-    return ControlRow(name, seed, experiment.figures_of(run), course=course)
-
-
-def begin_of(experiment: ControlExperiment) -> float:
-    """Return the instant at which the day begins: when the first loads are over, however noisy."""
-    return 3 * experiment.load_s
-
-
-def _run_loop(
-    experiment: ControlExperiment,
-    events: EventQueue,
-    cluster: SimulatedCluster,
-    planner: Planner[Any],
-    requests: Sequence[SimulatedRequest],
-    initial: Plan,
-) -> list[Round]:
-    """Let the day pass, with a planning round every period.
-
-    The cluster runs the initial plan already. Instants of requests count from now, and become
-    instants of the clock.
-    """
-    begin_s = events.now_s
-    rounds: list[Round] = []
+    hours_before, rounds = cluster.gpu_hours, list[Round]()
+    requests = [
+        replace(one, arrival_s=begin_s + one.arrival_s) for one in experiment.requests(seed)
+    ]
 
     def note(report: RoundReport) -> None:
         assert loop.state is not None
@@ -353,11 +305,22 @@ def _run_loop(
 
     loop = ControlLoop(planner, cluster, events, on_round=note, applied=initial)
     loop.start(events, experiment.period_s)
-    for one in requests:
-        one.arrival_s += begin_s
-        one.deadline_s += begin_s
     arrivals_s = [one.arrival_s for one in requests]
     events.at_each(arrivals_s, lambda number: cluster.offer(requests[number]))
     events.run(begin_s + experiment.span_s)
     loop.stop()
-    return rounds
+    gpu_hours = cluster.gpu_hours - hours_before
+    cluster.cell.run_out()
+    # requests that were never served are late as well
+    assert len(cluster.fates) + cluster.cell.num_open == len(requests)
+    states = [one.state for one in rounds]
+    course = course_of(
+        requests, cluster.fates, states, begin_s=begin_s, bin_s=experiment.bin_width_s
+    )
+    run = ControlRun(requests, cluster.fates, rounds, course, gpu_hours)
+    return ControlRow(name, seed, experiment.figures_of(run), course=course)
+
+
+def begin_of(experiment: ControlExperiment) -> float:
+    """Return the instant at which the day begins: when the first loads are over, however noisy."""
+    return 3 * experiment.load_s

@@ -16,6 +16,7 @@ from ray_cluster.simulator.control.experiment import (
     Column,
     ControlExperiment,
     ControlRow,
+    Setting,
     TunedSettings,
     run_policy,
 )
@@ -30,11 +31,8 @@ def prepare_control(experiment: ControlExperiment, folder: Path) -> ExperimentTa
     """Return the simulations of a file in the folder; errors as of ``ControlExperiment.tuned``."""
     experiment = experiment.located(folder)
     tuned = experiment.tuned()
-    return ExperimentTask(
-        experiment.name,
-        control_parts(experiment, tuned),
-        partial(report_control, experiment, tuned),
-    )
+    parts = control_parts(experiment, tuned)
+    return ExperimentTask(experiment.name, parts, partial(report_control, experiment, tuned))
 
 
 def control_parts(
@@ -53,57 +51,49 @@ def report_control(
     experiment: ControlExperiment, tuned: Sequence[TunedSettings], found: Sequence[ControlRow]
 ) -> Report:
     """Sum up the rows of all simulations of an experiment."""
-    rows, name = Rows(found), experiment.name
+    rows, name, setting = Rows(found), experiment.name, experiment.setting()
     courses = {row.policy: row.course for row in found if row.course is not None}
-    first = experiment.policies[0]
-    timeline = gpu_timeline(
-        courses[first],
-        experiment.fleet(),
-        experiment.gpus_by_type,
-        title=f"{first}: {experiment.BARS} (simulated); seed {experiment.first_seed}",
-    )
-    over_time = Plot(
-        "over-time",
-        f"{name}: seed {experiment.first_seed} over time (simulated)",
-        "seconds",
-        experiment.panels(courses),
-    )
-    return Report(
-        name,
-        f"{_preface(experiment, rows)} {experiment.words}",
-        _tables(experiment, rows, tuned),
-        [_trade_off(experiment, rows), over_time],
-        timeline,
-        _figures(experiment, rows, tuned),
-    )
-
-
-def _preface(experiment: ControlExperiment, rows: Rows) -> str:
-    """What was simulated, from which figures."""
+    first, seeds = experiment.policies[0], experiment.seeds
+    title = f"{first}: {experiment.BARS} (simulated); seed {seeds[0]}"
     by_kinds: dict[str, list[str]] = {}
-    for profile in experiment.profiles:
+    for profile in setting.profiles:
         by_kinds.setdefault(", ".join(profile.kinds), []).append(profile.name)
     times = " and ".join(f"{kinds} times ({', '.join(one)})" for kinds, one in by_kinds.items())
-    num_requests = rows.mean("num_requests", experiment.policies[0]).value
-    return (
-        f"{experiment.what} Simulated, {times}; some {num_requests:,.0f} requests a run, seeds "
-        f"{experiment.seeds[0]} to {experiment.seeds[-1]}, means with 95 % intervals."
+    what = (
+        f"{experiment.what} Simulated, {times}; some {rows.mean('num_requests', first).value:,.0f} "
+        f"requests a run, seeds {seeds[0]} to {seeds[-1]}, means with 95 % intervals. "
+        f"{setting.words}"
+    )
+    over_time = f"{name}: seed {seeds[0]} over time (simulated)"
+    return Report(
+        name,
+        what,
+        _tables(experiment, setting.columns, rows, tuned),
+        [
+            _trade_off(experiment, setting.axes, rows),
+            Plot("over-time", over_time, "seconds", experiment.panels(courses)),
+        ],
+        gpu_timeline(courses[first], setting.fleet, setting.num_gpus, title=title),
+        _figures(experiment, setting, rows, tuned),
     )
 
 
 def _tables(
-    experiment: ControlExperiment, rows: Rows, tuned: Sequence[TunedSettings]
+    experiment: ControlExperiment,
+    columns: Sequence[Column],
+    rows: Rows,
+    tuned: Sequence[TunedSettings],
 ) -> list[Table]:
     """The means of all policies, the first's minus the others', and settings."""
     first, *others = experiment.policies
 
     def table(title: str, policies: Sequence[str], mean: Callable[[str, str], Mean]) -> Table:
         body = [
-            [one, *(_cell(column, mean(column.key, one)) for column in columns)] for one in policies
+            [one, *(mean(key, one).times(k).as_text(n) for key, _, k, n in columns)]
+            for one in policies
         ]
         return Table(title, ["policy", *(column.title for column in columns)], body)
 
-    columns = experiment.columns
     tables = [table("Means (simulated)", experiment.policies, rows.mean)]
     if others:
         title = f"{first} minus others, paired by seed (simulated)"
@@ -119,16 +109,12 @@ def _tables(
     return [*tables, Table("Settings", ["policy", "settings", "chosen by"], settings)]
 
 
-def _cell(column: Column, mean: Mean) -> str:
-    return mean.times(column.factor).as_text(column.digits)
-
-
-def _trade_off(experiment: ControlExperiment, rows: Rows) -> Plot:
+def _trade_off(experiment: ControlExperiment, axes: tuple[Column, Column], rows: Rows) -> Plot:
     """A point for each policy, with the intervals of both figures."""
-    x, y = experiment.axes
+    x, y = axes
     lines = {}
     for policy in experiment.policies:
-        at, high = (rows.mean(one.key, policy).times(one.factor) for one in (x, y))
+        at, high = (rows.mean(one.key, policy).times(one.factor) for one in axes)
         lines[policy] = Line([at.value], [high.value], [high.half_width], [at.half_width])
     name, title = experiment.TRADE_OFF
     # shares of late requests go over decades
@@ -137,11 +123,11 @@ def _trade_off(experiment: ControlExperiment, rows: Rows) -> Plot:
 
 
 def _figures(
-    experiment: ControlExperiment, rows: Rows, tuned: Sequence[TunedSettings]
+    experiment: ControlExperiment, setting: Setting, rows: Rows, tuned: Sequence[TunedSettings]
 ) -> dict[str, Any]:
     """Everything for the JSON file: a sample for every seed, in their order."""
-    keys = [one.key for one in experiment.columns]
-    first = experiment.policies[0]
+    keys = [one.key for one in setting.columns]
+    first, *others = experiment.policies
 
     def sampled(policy: str, key: str) -> dict[str, Any]:
         samples = [round(one, 6) for one in rows.samples(key, policy)]
@@ -149,7 +135,7 @@ def _figures(
 
     return {
         "experiment": experiment.model_dump(mode="json"),
-        "profile_kinds": sorted({kind for one in experiment.profiles for kind in one.kinds}),
+        "profile_kinds": sorted({kind for one in setting.profiles for kind in one.kinds}),
         "seeds": list(experiment.seeds),
         "policies": [
             {
@@ -162,7 +148,7 @@ def _figures(
         ],
         "first_minus_others": [
             {"policy": other, **{key: rows.gain(key, first, other).as_figures() for key in keys}}
-            for other in experiment.policies[1:]
+            for other in others
         ],
     }
 
@@ -185,9 +171,14 @@ def gpu_timeline(
         for device in fleet.devices
         for number in range(num_gpus[device.device])
     ]
-    bars = [
-        bar for row in range(len(rows)) for bar in _bars(row, [one[row] for one in uses], spans)
-    ]
+    bars = []
+    for row in range(len(rows)):
+        pairs = zip([one[row] for one in uses], spans, strict=True)
+        # as long as a GPU does the same it is one bar
+        for label, group in groupby(pairs, key=lambda one: one[0]):
+            held = [span for _, span in group]
+            if label is not None:
+                bars.append(Bar(row, held[0][0], held[-1][1], label))
     labels = [label for pool in fleet.pools for label in (pool.name, f"{pool.name} loads")]
     shown = {bar.label for bar in bars}
     return Timeline(title, rows, [one for one in (*labels, BROKEN) if one in shown], bars)
@@ -195,22 +186,13 @@ def gpu_timeline(
 
 def _uses(state: ClusterState, fleet: Fleet, num_gpus: Mapping[str, int]) -> Iterator[str | None]:
     """What every GPU does, type after type; None if it is free or about to be."""
-    for device in fleet.devices:
-        num = num_gpus[device.device]
-        used: list[str] = []
+    for device, num in num_gpus.items():
+        used: list[str | None] = []
         for pool in fleet.pools:
-            if pool.device == device.device:
+            if pool.device == device:
                 seen = state.pool(pool.name)
                 used += [pool.name] * (seen.num_ready * pool.gpus_per_replica)
                 used += [f"{pool.name} loads"] * (seen.num_loading * pool.gpus_per_replica)
-        num_working = state.num_gpus(device.device)
+        num_working = state.num_gpus(device)
         free = [None] * (num_working - len(used))
         yield from [*used, *free, *[BROKEN] * (num - num_working)]
-
-
-def _bars(row: int, uses: list[str | None], spans: list[tuple[float, float]]) -> Iterator[Bar]:
-    """Of one GPU; as long as it does the same it is one bar."""
-    for label, group in groupby(zip(uses, spans, strict=True), key=lambda one: one[0]):
-        held = [span for _, span in group]
-        if label is not None:
-            yield Bar(row, held[0][0], held[-1][1], label)

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import heapq
 import math
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from ray_cluster.policies.planning.cluster_state import DeviceState, PoolState
+from ray_cluster.policies.planning.cluster_state import DeviceState
 from ray_cluster.policies.planning.fleet import Fleet, PoolSpec
-from ray_cluster.simulator.control.serving import Serving
-from ray_cluster.simulator.events import EventQueue, Timer
-from ray_cluster.simulator.replica import StepRun
-
-# decimals of a spread that is reported: smaller changes alter no plan
-_DIGITS = 2
+from ray_cluster.simulator.cell.cell import PoolSpec as ServedPool
+from ray_cluster.simulator.cell.cell import SimulatedCell
+from ray_cluster.simulator.events import Timer
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,118 +29,96 @@ class Faults:
     repair_s: float
 
 
-class GpuPool:
-    """GPUs of one type. None is ever held twice at once."""
-
-    def __init__(self, num_gpus: int) -> None:
-        self._free = list(range(num_gpus))
-        self._broken: set[int] = set()
-        self._held_since: dict[int, float] = {}
-        self._num_gpus = num_gpus
-        self._held_s = 0.0
-
-    @property
-    def num_working(self) -> int:
-        """GPUs that are not broken."""
-        return self._num_gpus - len(self._broken)
-
-    @property
-    def num_free(self) -> int:
-        """GPUs that can be taken."""
-        return len(self._free)
-
-    def held_s(self, now_s: float) -> float:
-        """Return the GPU-seconds for which GPUs were held."""
-        return self._held_s + sum(now_s - since_s for since_s in self._held_since.values())
-
-    def take(self, count: int, now_s: float) -> tuple[int, ...]:
-        """Take free GPUs, of which there must be enough."""
-        assert count <= len(self._free)
-        taken = tuple(heapq.heappop(self._free) for _ in range(count))
-        for gpu in taken:
-            assert gpu not in self._held_since, f"GPU {gpu} is held twice"
-            self._held_since[gpu] = now_s
-        return taken
-
-    def release(self, gpus: tuple[int, ...], now_s: float) -> None:
-        """Make GPUs free again, except broken ones."""
-        for gpu in gpus:
-            self._held_s += now_s - self._held_since.pop(gpu)
-            if gpu not in self._broken:
-                heapq.heappush(self._free, gpu)
-
-    def break_down(self, gpu: int) -> None:
-        """Make a GPU that is held unusable once it is released."""
-        assert gpu in self._held_since
-        self._broken.add(gpu)
-
-    def repair(self, gpu: int) -> None:
-        """Make a broken GPU free."""
-        self._broken.remove(gpu)
-        heapq.heappush(self._free, gpu)
-
-
 @dataclass(slots=True, eq=False)
 class Holder:
     """One replica, from its load to its end.
 
     Attributes:
         name: unique in a run.
-        gpus: of its pool's type.
         load: going on.
     """
 
     spec: PoolSpec
     name: str
-    gpus: tuple[int, ...]
     started_s: float
     is_ready: bool = False
     is_leaving: bool = False
     load: Timer | None = None
 
 
-Watch = Callable[[Holder, StepRun], None]
+class Gpus:
+    """GPUs of one type, by what they are: held, broken or free."""
+
+    def __init__(self, num: int) -> None:
+        self.num_free = self._num = num
+        self.num_broken = 0
+        self._held_s = 0.0
+        self._holders: list[Holder] = []
+
+    @property
+    def num_working(self) -> int:
+        return self._num - self.num_broken
+
+    def held_s(self, now_s: float) -> float:
+        held = (one.spec.gpus_per_replica * (now_s - one.started_s) for one in self._holders)
+        return self._held_s + sum(held)
+
+    def take(self, holder: Holder) -> None:
+        """Take free GPUs for a replica, of which there must be enough."""
+        self.num_free -= holder.spec.gpus_per_replica
+        assert self.num_free >= 0
+        self._holders.append(holder)
+
+    def release(self, holder: Holder, now_s: float, *, num_broken: int = 0) -> None:
+        """Make a replica's GPUs free again, except broken ones."""
+        num = holder.spec.gpus_per_replica
+        self._holders.remove(holder)
+        self._held_s += num * (now_s - holder.started_s)
+        self.num_free += num - num_broken
+        self.num_broken += num_broken
+
+    def repair(self) -> None:
+        self.num_broken -= 1
+        self.num_free += 1
 
 
 class Scaling:
     """Keeps as many replicas of each pool as are wanted, as far as there are GPUs.
 
     Args:
+        cell: that they serve.
+        pools: of it, by name.
         num_gpus: of every type.
         rng: of failures and loads.
         noise_cv: of the seconds of loads, lognormal.
         faults: of GPUs; None for none.
-        watch: called after every batch.
     """
 
     def __init__(
         self,
-        events: EventQueue,
+        cell: SimulatedCell,
+        pools: Mapping[str, ServedPool],
         fleet: Fleet,
         num_gpus: dict[str, int],
-        serving: Serving,
         rng: np.random.Generator,
         *,
         noise_cv: float,
         faults: Faults | None,
-        watch: Watch | None = None,
     ) -> None:
-        self._events = events
-        self._serving = serving
+        self._events, self._cell, self._pools = cell.events, cell, pools
         self._rng = rng
         self._sigma = math.sqrt(math.log1p(noise_cv**2))
         self._faults = faults
-        self._watch = watch
-        self._gpus = {device: GpuPool(number) for device, number in num_gpus.items()}
+        self._gpus = {device: Gpus(number) for device, number in num_gpus.items()}
         self._specs = {spec.name: spec for spec in fleet.pools}
         self._wanted: dict[str, int] = dict.fromkeys(self._specs, 0)
         self._holders: dict[str, list[Holder]] = {name: [] for name in self._specs}
-        self._num_started = 0
+        self._all: dict[str, Holder] = {}
 
     def scale(self, pool: str, num_replicas: int) -> None:
         """Start or stop replicas until there are so many."""
         self._wanted[pool] = num_replicas
-        staying = sorted(self._staying(pool), key=self._use)
+        staying = sorted(self.staying(pool), key=self._use)
         for holder in staying[: max(0, len(staying) - num_replicas)]:
             self._stop(holder)
         self._start_wanted()
@@ -152,9 +127,12 @@ class Scaling:
         """Sort key of what to stop first: what loads, then what is idle, then what is free soon."""
         if not holder.is_ready:
             return (False, False, 0.0, -holder.started_s)
-        name = holder.name
-        is_making, free_in_s = self._serving.is_making(name), self._serving.free_in_s(name)
-        return (True, is_making, free_in_s, -holder.started_s)
+        held = self._cell.core.replicas[holder.name].held.values()
+        batch_s = self._pools[holder.spec.name].hardware.batch_s
+        if not held or batch_s is None:
+            return (True, False, 0.0, -holder.started_s)
+        end_s = max(one.leased_s for one in held) + batch_s(len(held))
+        return (True, True, max(0.0, end_s - self._events.now_s), -holder.started_s)
 
     @property
     def gpu_hours(self) -> float:
@@ -162,94 +140,69 @@ class Scaling:
         return sum(one.held_s(self._events.now_s) for one in self._gpus.values()) / 3600
 
     def devices(self) -> tuple[DeviceState, ...]:
-        """Return the working GPUs of every type."""
         return tuple(DeviceState(name, one.num_working) for name, one in self._gpus.items())
 
-    def pools(self, dwell_s: float) -> tuple[PoolState, ...]:
-        """Return the replicas of every pool; those below this age count as young."""
-        return tuple(self._pool(name, self._events.now_s - dwell_s) for name in self._specs)
-
-    def _pool(self, name: str, young_s: float) -> PoolState:
-        staying = self._staying(name)
-        return PoolState(
-            name,
-            num_ready=sum(one.is_ready for one in staying),
-            num_loading=sum(not one.is_ready for one in staying),
-            num_young=sum(one.started_s > young_s for one in staying),
-            spread=round(self._serving.spread(name), _DIGITS),
-        )
-
-    def _staying(self, pool: str) -> list[Holder]:
+    def staying(self, pool: str) -> list[Holder]:
+        """Return the replicas of a pool that are not about to leave."""
         return [one for one in self._holders[pool] if not one.is_leaving]
+
+    def pool_of(self, replica_id: str) -> str | None:
+        """Return the pool of a replica; None for one that is not scaled."""
+        holder = self._all.get(replica_id)
+        return None if holder is None else holder.spec.name
 
     def _start_wanted(self) -> None:
         for name, spec in self._specs.items():
-            num_missing = self._wanted[name] - len(self._staying(name))
+            num_missing = self._wanted[name] - len(self.staying(name))
             free = self._gpus[spec.device]
             for _ in range(min(num_missing, free.num_free // spec.gpus_per_replica)):
                 self._start(spec)
 
     def _start(self, spec: PoolSpec) -> None:
-        now_s = self._events.now_s
-        gpus = self._gpus[spec.device].take(spec.gpus_per_replica, now_s)
-        holder = Holder(spec, f"{spec.name}-{self._num_started}", gpus, now_s)
-        self._num_started += 1
+        holder = Holder(spec, f"{spec.name}-{len(self._all)}", self._events.now_s)
+        self._gpus[spec.device].take(holder)
+        self._all[holder.name] = holder
         self._holders[spec.name].append(holder)
-        holder.load = self._events.after(
-            spec.load_s * self._factor(), lambda: self._bring_up(holder)
-        )
+        # a lognormal factor with a mean of 1
+        factor, sigma = 1.0, self._sigma
+        if sigma:
+            factor = math.exp(self._rng.normal(-(sigma**2) / 2, sigma))
+        holder.load = self._events.after(spec.load_s * factor, partial(self._bring_up, holder))
         if self._faults is not None:
-            lives_s = self._rng.exponential(self._faults.mean_s_between / len(gpus))
-            self._events.after(lives_s, lambda: self._fail(holder))
-
-    def _factor(self) -> float:
-        """A lognormal factor with a mean of 1."""
-        if self._sigma == 0:
-            return 1.0
-        return float(math.exp(self._rng.normal(-(self._sigma**2) / 2, self._sigma)))
+            mean_s = self._faults.mean_s_between / spec.gpus_per_replica
+            self._events.after(self._rng.exponential(mean_s), partial(self._fail, holder))
 
     def _bring_up(self, holder: Holder) -> None:
         holder.is_ready, holder.load = True, None
-        watch = self._watch
-        self._serving.bring_up(
-            holder.name,
-            holder.spec.name,
-            on_drained=lambda: self._gone(holder),
-            watch=None if watch is None else lambda _, run: watch(holder, run),
-        )
+        self._cell.bring_up(self._pools[holder.spec.name], holder.name)
 
     def _stop(self, holder: Holder) -> None:
         holder.is_leaving = True
         if holder.load is None:
-            self._serving.drain(holder.name)
-            return
-        holder.load.call_off()
-        self._gone(holder)
+            self._cell.drain(holder.name, partial(self._gone, holder))
+        else:
+            holder.load.call_off()
+            self._gone(holder)
 
-    def _gone(self, holder: Holder) -> None:
-        """A replica has left: its GPUs are for others."""
-        self._forget(holder)
+    def _gone(self, holder: Holder, *, num_broken: int = 0) -> None:
+        """A replica has left: its GPUs are for others, unless they are broken."""
+        self._holders[holder.spec.name].remove(holder)
+        now_s = self._events.now_s
+        self._gpus[holder.spec.device].release(holder, now_s, num_broken=num_broken)
         self._start_wanted()
 
     def _fail(self, holder: Holder) -> None:
         if holder not in self._holders[holder.spec.name]:
             return
         assert self._faults is not None
-        device, gpu = self._gpus[holder.spec.device], holder.gpus[0]
-        device.break_down(gpu)
         if holder.load is None:
-            self._serving.fail(holder.name)
+            self._cell.fail(holder.name)
         else:
             holder.load.call_off()
-        self._forget(holder)
 
         def repaired() -> None:
-            device.repair(gpu)
+            self._gpus[holder.spec.device].repair()
             self._start_wanted()
 
         self._events.after(self._faults.repair_s, repaired)
-        self._start_wanted()
-
-    def _forget(self, holder: Holder) -> None:
-        self._holders[holder.spec.name].remove(holder)
-        self._gpus[holder.spec.device].release(holder.gpus, self._events.now_s)
+        self._gone(holder, num_broken=1)

@@ -64,7 +64,6 @@ class AddOnCost:
     way: Way | None = None
 
     def controlled_s(self, cost: StepCost, rows: Sequence[RequestView]) -> float:
-        """Return the seconds of one ControlNet for these rows together."""
         return self.controlnet_share * step_s(cost, work_of(rows))
 
 

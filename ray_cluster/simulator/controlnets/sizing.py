@@ -18,8 +18,7 @@ from ray_cluster.policies.planning.controlnet_placement import (
     place_controlnets,
 )
 from ray_cluster.simulator.experiment import validated
-from ray_cluster.simulator.reports import Table
-from ray_cluster.simulator.sizing import Plan
+from ray_cluster.simulator.reports import Plan, Table
 
 _GIB = 1 << 30
 _SHORTAGES: Mapping[Shortage, str] = {
@@ -80,7 +79,7 @@ class ControlNetSizingTask(_Part):
         return self
 
     def problem(self) -> PlacementProblem:
-        """Return what is to be solved."""
+        same = {"encode_s", "decode_s", "transport_s", "most_step_s", "num_bases", "num_devices"}
         return PlacementProblem(
             controlnets=tuple(
                 PlacedControlNet(
@@ -91,23 +90,14 @@ class ControlNetSizingTask(_Part):
             steps=tuple(
                 ControlNetSteps(one.controlnets, one.per_s * one.steps) for one in self.requests
             ),
-            encode_s=self.encode_s,
-            decode_s=self.decode_s,
-            transport_s=self.transport_s,
-            most_step_s=self.most_step_s,
-            num_bases=self.num_bases,
             memory_bytes=round(self.free_gib * _GIB),
-            num_devices=self.num_devices,
             most_busy=self.most_busy,
+            **self.model_dump(include=same),
         )
 
 
 def plan_controlnets(content: Mapping[str, Any], path: Path) -> Plan:
-    """Place the ControlNets of a file.
-
-    Raises:
-        ConfigError: the file says what is not allowed.
-    """
+    """Place the ControlNets of a file; ConfigError if it says what is not allowed."""
     task = validated(ControlNetSizingTask, content, f"task {path}")
     problem = task.problem()
     placed = place_controlnets(problem)
@@ -132,14 +122,14 @@ def plan_controlnets(content: Mapping[str, Any], path: Path) -> Plan:
 
 def _rows(problem: PlacementProblem, placed: ControlNetPlacement) -> Iterator[list[str]]:
     for one in problem.controlnets:
-        number = placed.num_replicas.get(one.name)
-        if number is None:
-            yield [one.name, "", "", "", ""]
-        elif number == 0:
-            yield [one.name, "local", "", "", ""]
-        else:
-            busy = f"{100 * problem.busy(one, number):.0f}"
-            yield [one.name, "service", str(number), f"{number * one.device_share:g}", busy]
+        match placed.num_replicas.get(one.name):
+            case None:
+                yield [one.name, "", "", "", ""]
+            case 0:
+                yield [one.name, "local", "", "", ""]
+            case number:
+                busy = f"{100 * problem.busy(one, number):.0f}"
+                yield [one.name, "service", str(number), f"{number * one.device_share:g}", busy]
 
 
 def _told(placed: ControlNetPlacement) -> str:

@@ -28,6 +28,7 @@ from ray_cluster.simulator.groups.workload import (
     size_mix,
     tasks_of,
 )
+from ray_cluster.simulator.reports import Bar
 from ray_cluster.simulator.results import Row
 
 BOUND = "bound"
@@ -48,7 +49,6 @@ class SpCondition:
 
     @property
     def load_words(self) -> str:
-        """The load, for titles."""
         return f"{self.mix}, {self.rate_per_min:g} per minute"
 
 
@@ -131,7 +131,6 @@ class SpExperiment(Experiment):
         return menus_of(profile, num_gpus=self.num_gpus)
 
     def tasks(self, cell: SpCondition, seed: int) -> list[GroupTask]:
-        """Return the requests of one seed."""
         arrivals = draw_count(
             size_mix(cell.mix, load_profile(self.profile)),
             cell.rate_per_min / 60,
@@ -173,12 +172,10 @@ class SpRow(Row):
     (GPU-seconds held) and `num_switches` (changes of degree and resumptions).
 
     Attributes:
-        stretches: what ran where and when in the first two minutes, if that was recorded.
-        class_by_request: of the same run.
+        bars: which GPU ran which size in the first two minutes, if that was recorded.
     """
 
-    stretches: tuple[Stretch, ...] = ()
-    class_by_request: Mapping[int, str] | None = None
+    bars: tuple[Bar, ...] = ()
 
 
 def units_of(experiment: SpExperiment, folder: Path) -> list[SpUnit]:
@@ -196,53 +193,38 @@ def units_of(experiment: SpExperiment, folder: Path) -> list[SpUnit]:
             (one.family, one.cell): one.policy for one in read if one.profile == experiment.profile
         }
     menus, units = experiment.menus(), []
+    shown = SpCondition(experiment.mixes[0], experiment.rates_per_min[0], experiment.middle_scale)
     for cell in experiment.cells:
         policies = {name: choices.get((name, cell), name) for name in experiment.policies}
         for name, stands_for in policies.items():
-            _check_policy(experiment, cell, name, stands_for, menus)
-        shows = cell == SpCondition(
-            experiment.mixes[0], experiment.rates_per_min[0], experiment.middle_scale
-        )
+            if stands_for in FAMILIES:
+                raise ValueError(
+                    f"policies: given {name!r}, of which nothing was chosen for "
+                    f"{experiment.profile}, {cell.load_words} at a scale of {cell.scale:g}; "
+                    "allowed: the cells of the file that `choices` names"
+                )
+            try:
+                if stands_for != BOUND:
+                    planner_of(stands_for, menus)
+            except ValueError as error:
+                raise ValueError(f"policies: {error}") from None
         units += [
-            SpUnit(experiment, cell, seed, policies, shows and seed == experiment.first_seed)
+            SpUnit(
+                experiment, cell, seed, policies, cell == shown and seed == experiment.first_seed
+            )
             for seed in experiment.seeds
         ]
     return units
 
 
-def _check_policy(
-    experiment: SpExperiment,
-    cell: SpCondition,
-    name: str,
-    stands_for: str,
-    menus: Mapping[str, DegreeMenu],
-) -> None:
-    if stands_for in FAMILIES:
-        raise ValueError(
-            f"policies: given {name!r}, of which nothing was chosen for {experiment.profile}, "
-            f"{cell.load_words} at a scale of {cell.scale:g}; allowed: the cells of the file that "
-            "`choices` names"
-        )
-    if stands_for != BOUND:
-        try:
-            planner_of(stands_for, menus)
-        except ValueError as error:
-            raise ValueError(f"policies: {error}") from None
-
-
 def run_unit(unit: SpUnit) -> list[SpRow]:
     """Run every policy on one workload."""
-    experiment = unit.experiment
+    experiment, rows = unit.experiment, list[SpRow]()
     menus, tasks = experiment.menus(), experiment.tasks(unit.cell, unit.seed)
-    rows = []
-    for number, (label, name) in enumerate(unit.policies.items()):
+    for label, name in unit.policies.items():
         if name == BOUND:
-            bound = bound_on_time(tasks, experiment.num_gpus)
-            figures = {
-                "attainment": bound.num_on_time / len(tasks),
-                "gpu_s": 0.0,
-                "num_switches": 0.0,
-            }
+            share = bound_on_time(tasks, experiment.num_gpus).num_on_time / len(tasks)
+            figures = {"attainment": share, "gpu_s": 0.0, "num_switches": 0.0}
             rows.append(SpRow(label, unit.seed, figures, unit.cell))
             continue
         run = run_tasks(
@@ -250,7 +232,7 @@ def run_unit(unit: SpUnit) -> list[SpRow]:
             planner_of(name, menus),
             num_gpus=experiment.num_gpus,
             switch_s=experiment.switch_s,
-            records=unit.records and number == 0,
+            records=unit.records and not rows,
         )
         rows.append(_row(label, unit, run))
     return rows
@@ -262,7 +244,6 @@ class SpRun:
 
     outcomes: tuple[GroupOutcome, ...]
     stretches: tuple[Stretch, ...]
-    num_decisions: int
 
 
 def run_tasks(
@@ -274,11 +255,9 @@ def run_tasks(
     records: bool = False,
 ) -> SpRun:
     """Run requests through one group to their ends; `records` keeps what ran where and when."""
-    events = EventQueue()
-    outcomes: list[GroupOutcome] = []
+    events, outcomes = EventQueue(), list[GroupOutcome]()
     group = SimulatedGroup(
-        events,
-        planner,
+        *(events, planner),
         num_gpus=num_gpus,
         switch_s=switch_s,
         on_end=outcomes.append,
@@ -287,25 +266,24 @@ def run_tasks(
     for task in tasks:
         events.at(task.arrival_s, partial(group.add, task))
     events.run()
-    return SpRun(tuple(outcomes), tuple(group.stretches), group.num_decisions)
+    return SpRun(tuple(outcomes), tuple(group.stretches))
 
 
 def _row(label: str, unit: SpUnit, run: SpRun) -> SpRow:
     count, ends = len(run.outcomes), dict[str, list[bool]]()
     for outcome in run.outcomes:
         ends.setdefault(outcome.task.menu.slo_class, []).append(outcome.is_on_time)
-    return SpRow(
-        label,
-        unit.seed,
-        {
-            "attainment": sum(one.is_on_time for one in run.outcomes) / count,
-            "gpu_s": math.fsum(one.gpu_s for one in run.outcomes) / count,
-            "num_switches": sum(one.num_switches for one in run.outcomes) / count,
-        },
-        unit.cell,
-        {name: sum(ends[name]) / len(ends[name]) for name in sorted(ends, key=int)},
-        tuple(one for one in run.stretches if one.begin_s < SHOWN_S),
-        {one.task.request_id: one.task.menu.slo_class for one in run.outcomes}
-        if unit.records
-        else None,
+    figures = {
+        "attainment": sum(one.is_on_time for one in run.outcomes) / count,
+        "gpu_s": math.fsum(one.gpu_s for one in run.outcomes) / count,
+        "num_switches": sum(one.num_switches for one in run.outcomes) / count,
+    }
+    by_class = {name: sum(ends[name]) / len(ends[name]) for name in sorted(ends, key=int)}
+    class_of = {one.task.request_id: one.task.menu.slo_class for one in run.outcomes}
+    bars = tuple(
+        Bar(gpu, one.begin_s, min(one.end_s, SHOWN_S), f"{class_of[one.request_id]} px")
+        for one in run.stretches
+        if one.begin_s < SHOWN_S
+        for gpu in one.gpus
     )
+    return SpRow(label, unit.seed, figures, unit.cell, by_class, bars)

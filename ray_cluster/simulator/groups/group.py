@@ -43,7 +43,6 @@ class GroupTask:
 
     @property
     def num_steps(self) -> int:
-        """Denoising steps of the whole request."""
         return len(self.pace) - 1
 
 
@@ -83,7 +82,6 @@ class GroupOutcome:
 
     @property
     def is_on_time(self) -> bool:
-        """Whether it was done by its deadline."""
         return self.finish_s is not None and self.finish_s <= self.task.deadline_s + 1e-9
 
 
@@ -138,7 +136,6 @@ class SimulatedGroup:
 
     Attributes:
         stretches: what ran where and when; empty if that is not recorded.
-        num_decisions: calls of the planner.
     """
 
     def __init__(
@@ -158,7 +155,6 @@ class SimulatedGroup:
         self._look_again_s = 0.0
         self.stretches: list[Stretch] = []
         self._records = records
-        self.num_decisions = 0
 
     @property
     def num_running(self) -> int:
@@ -166,14 +162,12 @@ class SimulatedGroup:
         return len(self._jobs)
 
     def add(self, task: GroupTask) -> None:
-        """Admit a request, now."""
         self._jobs[task.request_id] = _Job(task)
         self._decide()
 
     def _decide(self) -> None:
         view = self._view()
         decision = self._planner(view)
-        self.num_decisions += 1
         self._plan_look(decision)
         for request, degree in zip(view.requests, decision.degrees, strict=True):
             self._jobs[request.request_id].target = degree

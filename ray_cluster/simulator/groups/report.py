@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
@@ -12,7 +13,6 @@ from ray_cluster.models.latency_profiles import load_profile
 from ray_cluster.simulator.experiment import ExperimentTask
 from ray_cluster.simulator.groups.experiment import (
     BOUND,
-    SHOWN_S,
     SpCondition,
     SpExperiment,
     SpRow,
@@ -20,17 +20,8 @@ from ray_cluster.simulator.groups.experiment import (
     run_unit,
     units_of,
 )
-from ray_cluster.simulator.groups.workload import FLUX_CLASSES, MixName
-from ray_cluster.simulator.reports import (
-    Bar,
-    Line,
-    Plot,
-    Report,
-    Table,
-    Timeline,
-    grid,
-    percent_line,
-)
+from ray_cluster.simulator.groups.workload import FLUX_CLASSES
+from ray_cluster.simulator.reports import Plot, Report, Table, Timeline, grid, percent_line
 from ray_cluster.simulator.results import Mean, Rows
 
 _ON_TIME = "on time, %"
@@ -66,7 +57,19 @@ def report_groups(
     figures = {
         "experiment": experiment.model_dump(mode="json"),
         "profile_kinds": list(kinds),
-        "loads": [one for cells in loads for one in _load_figures(experiment, cells, rows)],
+        "loads": [
+            {
+                "mix": cells[0].mix,
+                "rate_per_min": cells[0].rate_per_min,
+                "policy": policy,
+                "attainment": rows.mean("attainment", policy, cells).as_figures(),
+                "gain_of_first": rows.gain(
+                    "attainment", experiment.policies[0], policy, cells
+                ).as_figures(),
+            }
+            for cells in loads
+            for policy in experiment.policies
+        ],
         "cells": _cell_figures(experiment, units, rows),
     }
     return Report(
@@ -74,7 +77,7 @@ def report_groups(
         what,
         [table for cells in loads for table in _tables(experiment, cells, rows)],
         _plots(experiment, loads, rows),
-        _timeline(experiment, next(row for row in found if row.stretches)),
+        _timeline(experiment, next(row for row in found if row.bars)),
         figures,
     )
 
@@ -94,12 +97,9 @@ def _tables(experiment: SpExperiment, cells: Sequence[SpCondition], rows: Rows) 
         [one, mean(one, cells).as_points(), "" if one == first else gain(one, cells)]
         for one in experiment.policies
     ]
+    title = f"{load}: on time, %, mean over scales, paired by seed (simulated)"
     tables = [
-        Table(
-            f"{load}: on time, %, mean over scales, paired by seed (simulated)",
-            ["policy", "on time", f"{first} gains"],
-            means,
-        ),
+        Table(title, ["policy", "on time", f"{first} gains"], means),
         grid(
             f"{load}: on time, %, by scale of the deadlines (simulated)",
             "scale",
@@ -113,37 +113,15 @@ def _tables(experiment: SpExperiment, cells: Sequence[SpCondition], rows: Rows) 
         tables.append(
             grid(title, "scale", by_scale, others, lambda policy, cell: gain(policy, [cell]))
         )
-    return [*tables, _by_size(experiment, cells, rows)]
-
-
-def _by_size(experiment: SpExperiment, cells: Sequence[SpCondition], rows: Rows) -> Table:
-    first = experiment.policies[0]
-    policies = [one for one in experiment.policies if one == first or one in _SHOWN_BY_SIZE]
+    shown = [one for one in experiment.policies if one == first or one in _SHOWN_BY_SIZE]
     body = []
     for cell in cells:
-        means = [rows.class_means(policy, cell) for policy in policies]
-        for size in FLUX_CLASSES:
-            own = [one.get(str(size.side_px)) for one in means]
-            points = [mean.as_points() if mean else "" for mean in own]
-            body.append([f"{cell.scale:g}", str(size.side_px), *points])
-    title = f"{cells[0].load_words}: on time, %, by size (simulated)"
-    return Table(title, ["scale", "px", *policies], body)
-
-
-def _load_figures(
-    experiment: SpExperiment, cells: Sequence[SpCondition], rows: Rows
-) -> list[dict[str, Any]]:
-    first = experiment.policies[0]
-    return [
-        {
-            "mix": cells[0].mix,
-            "rate_per_min": cells[0].rate_per_min,
-            "policy": policy,
-            "attainment": rows.mean("attainment", policy, cells).as_figures(),
-            "gain_of_first": rows.gain("attainment", first, policy, cells).as_figures(),
-        }
-        for policy in experiment.policies
-    ]
+        by_size = [rows.class_means(policy, cell) for policy in shown]
+        for side in (str(one.side_px) for one in FLUX_CLASSES):
+            points = [one[side].as_points() if side in one else "" for one in by_size]
+            body.append([f"{cell.scale:g}", side, *points])
+    title = f"{load}: on time, %, by size (simulated)"
+    return [*tables, Table(title, ["scale", "px", *shown], body)]
 
 
 def _cell_figures(
@@ -157,9 +135,7 @@ def _cell_figures(
     policies_by_cell = {unit.cell: unit.policies for unit in units}
     return [
         {
-            "mix": cell.mix,
-            "rate_per_min": cell.rate_per_min,
-            "scale": cell.scale,
+            **asdict(cell),
             "policy": policy,
             "stands_for": policies_by_cell[cell][policy],
             "attainment": rows.mean("attainment", policy, [cell]).as_figures(),
@@ -178,32 +154,34 @@ def _cell_figures(
 def _plots(
     experiment: SpExperiment, loads: Sequence[Sequence[SpCondition]], rows: Rows
 ) -> list[Plot]:
-    plots = [_over_scales(experiment, sorted(cells), rows) for cells in loads]
+    """Over scales; over sizes, and over rates if there are several, at the middle scale."""
+    scale, rates = experiment.middle_scale, sorted(experiment.rates_per_min)
+
+    def plot(
+        name: str, title: str, x_label: str, x: Sequence[float], cells: Sequence[SpCondition]
+    ) -> Plot:
+        lines = {
+            policy: percent_line(x, [rows.mean("attainment", policy, [cell]) for cell in cells])
+            for policy in experiment.policies
+        }
+        return Plot(name, f"{title} (simulated)", x_label, {_ON_TIME: lines})
+
+    plots = []
+    for cells in map(sorted, loads):
+        scales = [cell.scale for cell in cells]
+        name = f"{_file(cells[0])}-scales"
+        plots.append(plot(name, cells[0].load_words, "scale of the deadlines", scales, cells))
     plots += [_over_sizes(experiment, cells[0], rows) for cells in loads]
-    if len(experiment.rates_per_min) > 1:
-        plots += [_over_rates(experiment, mix, rows) for mix in experiment.mixes]
+    if len(rates) > 1:
+        for mix in experiment.mixes:
+            cells = [SpCondition(mix, rate, scale) for rate in rates]
+            title = f"{mix}, scale {scale:g}"
+            plots.append(plot(f"{mix}-rates", title, "requests per minute", rates, cells))
     return plots
 
 
-def _over_scales(experiment: SpExperiment, cells: Sequence[SpCondition], rows: Rows) -> Plot:
-    lines = _lines(experiment, [cell.scale for cell in cells], cells, rows)
-    title = f"{cells[0].load_words} (simulated)"
-    name = f"{_file(cells[0])}-scales"
-    return Plot(name, title, "scale of the deadlines", {_ON_TIME: lines})
-
-
-def _over_rates(experiment: SpExperiment, mix: MixName, rows: Rows) -> Plot:
-    """At the middle scale."""
-    scale, rates = experiment.middle_scale, sorted(experiment.rates_per_min)
-    lines = _lines(experiment, rates, [SpCondition(mix, rate, scale) for rate in rates], rows)
-    title = f"{mix}, scale {scale:g} (simulated)"
-    return Plot(f"{mix}-rates", title, "requests per minute", {_ON_TIME: lines})
-
-
 def _over_sizes(experiment: SpExperiment, load: SpCondition, rows: Rows) -> Plot:
-    """At the middle scale."""
-    cell = SpCondition(load.mix, load.rate_per_min, experiment.middle_scale)
-    lines = {}
+    cell, lines = replace(load, scale=experiment.middle_scale), {}
     for policy in experiment.policies:
         if policy != BOUND:
             means = rows.class_means(policy, cell)
@@ -213,30 +191,16 @@ def _over_sizes(experiment: SpExperiment, load: SpCondition, rows: Rows) -> Plot
     return Plot(f"{_file(cell)}-sizes", title, "side of the images, px", {_ON_TIME: lines})
 
 
-def _lines(
-    experiment: SpExperiment, x: Sequence[float], cells: Sequence[SpCondition], rows: Rows
-) -> dict[str, Line]:
-    return {
-        policy: percent_line(x, [rows.mean("attainment", policy, [cell]) for cell in cells])
-        for policy in experiment.policies
-    }
-
-
 def _file(cell: SpCondition) -> str:
     return f"{cell.mix}-{cell.rate_per_min:g}-per-min"
 
 
 def _timeline(experiment: SpExperiment, row: SpRow) -> Timeline:
     """The beginning of one simulation: a row for each GPU, coloured by size."""
-    cell, classes = row.load, row.class_by_request or {}
-    bars = [
-        Bar(gpu, one.begin_s, min(one.end_s, SHOWN_S), f"{classes[one.request_id]} px")
-        for one in row.stretches
-        for gpu in one.gpus
-    ]
+    cell = row.load
     title = (
         f"{row.policy}: which request has which GPU (simulated); {cell.load_words}, scale "
         f"{cell.scale:g}, seed {row.seed}"
     )
     rows = [f"GPU {number}" for number in range(experiment.num_gpus)]
-    return Timeline(title, rows, [f"{one.side_px} px" for one in FLUX_CLASSES], bars)
+    return Timeline(title, rows, [f"{one.side_px} px" for one in FLUX_CLASSES], row.bars)
