@@ -43,7 +43,7 @@ BUDGET: dict[str, int] = {
     "replica": 7_100,
     "requests": 800,
     "root": 50,
-    "simulator": 7_600,
+    "simulator": 7_560,
     "storage": 950,
     "tests": 88_400,
     "training": 4_400,
