@@ -45,7 +45,7 @@ BUDGET: dict[str, int] = {
     "replica": 7_100,
     "requests": 800,
     "root": 50,
-    "simulator": 7_600,
+    "simulator": 7_560,
     "storage": 950,
     "tests": 87_900,
     "transport": 1_450,

@@ -19,6 +19,7 @@ from ray_cluster.simulator.experiments import load_experiment
 from ray_cluster.simulator.reports import Report
 from tests.fakes import request_view
 
+FILES = sorted((Path(__file__).parents[2] / "benchmarks" / "policies").glob("*.yaml"))
 SMALL: dict[str, Any] = {
     "kind": "cell",
     "name": "small",
@@ -183,6 +184,21 @@ def written(path: Path, content: Any) -> Path:
     file = path / "experiment.yaml"
     file.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
     return file
+
+
+@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
+def test_the_files_of_the_benchmarks_can_be_run(path: Path) -> None:
+    job, content = load_experiment(path), yaml.safe_load(path.read_text())
+    num_seeds, num_policies = content.get("num_seeds", 30), len(content["policies"])
+    num = {
+        "cell": num_policies * len(content.get("rates_per_s", content.get("speeds", ()))),
+        # of two mixes; all policies are a part
+        "sequence-parallel": 2
+        * len(content.get("scales", ()))
+        * len(content.get("rates_per_min", ())),
+    }
+    assert job.name == path.stem
+    assert len(job.parts) == num_seeds * num.get(content["kind"], num_policies)
 
 
 def test_an_experiments_file_becomes_parts_and_fewer_seeds_on_request(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from ray_cluster.errors import ConfigError
 from ray_cluster.simulator.experiments import load_experiment
@@ -19,7 +18,6 @@ from ray_cluster.simulator.reports import Report
 from tests.simulator.group_rules import sp_experiment
 from tests.simulator.test_cell_experiment import written
 
-FILES = sorted((Path(__file__).parents[2] / "benchmarks" / "policies").glob("sp-*.yaml"))
 SMALL: dict[str, Any] = {
     "kind": "sequence-parallel",
     "name": "small",
@@ -216,16 +214,3 @@ def test_choices_that_are_none_are_refused_by_their_place(tmp_path: Path) -> Non
     path = choices(tmp_path, attainment="much")
     with pytest.raises(ConfigError, match=rf"{path}: 0.attainment: .*valid number.*policies.tune"):
         load_experiment(written(tmp_path, SMALL))
-
-
-@pytest.mark.parametrize("path", FILES, ids=[path.stem for path in FILES])
-def test_the_files_of_the_benchmarks_can_be_run(path: Path) -> None:
-    job = load_experiment(path)
-    content = yaml.safe_load(path.read_text())
-    cells = len(content["rates_per_min"]) * len(content["scales"]) * 2
-    assert job.name == path.stem
-    assert len(job.parts) == 30 * cells
-
-
-def test_there_are_benchmarks() -> None:
-    assert len(FILES) == 10
