@@ -89,7 +89,7 @@ def test_harder_prompts_than_known_are_calibrated_away() -> None:
     row = run("allocation", cascade(duration_s=90.0, confidence_power=2.0), 2)
     assert row.figures["violations"] < 0.01
     # the curve alone would defer most images: squares of confidences lie below its thresholds
-    assert 0.3 < row.figures["deferral"] < 0.65
+    assert 0.3 < row.figures["deferral"] < 0.7
 
 
 def test_without_answers_quality_is_that_of_the_light_model() -> None:
