@@ -30,7 +30,7 @@ BUDGET: dict[str, int] = {
     "control": 1_010,
     "deployments": 1_900,
     "dispatch": 6_610,
-    "engine": 16_140,
+    "engine": 16_350,
     "errors": 160,
     "imaging": 2_360,
     "jobs": 3_650,
@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 8_350,
     "storage": 950,
-    "tests": 89_100,
+    "tests": 89_900,
     "transport": 1_450,
 }
 
