@@ -102,6 +102,13 @@ def test_grey_has_a_profile_of_its_own() -> None:
     assert found[0, 20, 0] > int(gradient()[0, 20, 1]) + 30
     deep = Image.fromarray(np.asarray(picture).astype(np.uint16) * 257)
     assert np.array_equal(np.asarray(decoded(file_of(deep, icc_profile=grey()), "image")), found)
+    # of which Pillow makes colours, where it is deep and has transparency
+    pairs = np.dstack([gradient()[..., 1], np.full((24, 40), 255, np.uint8)]).astype(">u2") * 257
+    rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in pairs))
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 40, 24, 16, 4, 0, 0, 0))
+    profile = chunk(b"iCCP", b"p\0\0" + zlib.compress(grey()))
+    data = b"\x89PNG\r\n\x1a\n" + head + profile + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    assert np.array_equal(np.asarray(decoded(data, "image"))[..., :3], found)
 
 
 @pytest.mark.parametrize(
