@@ -140,7 +140,7 @@ def role_of(param: str) -> str:
 
 @pytest.mark.parametrize(
     "num_pictures",
-    [150, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])],
+    [100, pytest.param(3000, marks=[pytest.mark.slow, pytest.mark.timeout(1500)])],
 )
 async def test_pictures_are_seen_as_viewers_show_them_or_refused_by_name(
     tmp_path: Path, num_pictures: int

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from diffusers import FluxPipeline, FluxTransformer2DModel
+from diffusers.loaders import single_file_utils
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -86,6 +87,14 @@ def dotted(prefix: str) -> Stem:
 def of_clip(prefix: str) -> Stem:
     """Name layers of a CLIP text encoder, whose path has lost its first part in transformers."""
     return lambda path: under(prefix)(with_model(path))
+
+
+def of_processor(prefix: str) -> Stem:
+    """Name layers of attention as diffusers did when each had a processor."""
+    return lambda path: (
+        prefix
+        + path.replace(".attn1.", ".attn1.processor.").replace(".attn2.", ".attn2.processor.")
+    ).removesuffix(".0")
 
 
 def with_model(path: str) -> str:
@@ -264,3 +273,32 @@ def as_diffusers(bases: Bases, file: LoraFile, path: Path) -> Iterator[tuple[str
                     yield f"{name}.{layer}", one.get_delta_weight("one").detach()
     finally:
         pipeline.unload_lora_weights()
+
+
+class Checkpoint(dict[str, Tensor]):
+    """A maker's weights; those that are not looked at are zeros of any size."""
+
+    def pop(self, key: str, default: Any = None) -> Tensor:  # type: ignore[override]
+        return super().pop(key) if key in self else torch.zeros(21504, 1)
+
+
+def merged(file: LoraFile, without: str) -> Checkpoint:
+    """Return what a file of kohya's adds to a maker's weights, but for one layer."""
+    whole = Checkpoint()
+    for key, down in file.tensors.items():
+        stem = key.removesuffix(".lora_down.weight")
+        if stem not in (key, without):
+            scale = file.tensors[f"{stem}.alpha"].double() / len(down)
+            up = file.tensors[f"{stem}.lora_up.weight"].double().flatten(1)
+            whole[f"{stem}.weight"] = scale * torch.tensordot(up, down.double(), 1)
+    return whole
+
+
+def diffusers_names(base: str, whole: Checkpoint) -> dict[str, Tensor]:
+    """Return a maker's weights by diffusers' names, by its conversion of published files."""
+    convert: Callable[[Any], dict[str, Tensor]] = (
+        single_file_utils.convert_flux_transformer_checkpoint_to_diffusers
+        if base == "flux"
+        else single_file_utils.convert_sd3_transformer_checkpoint_to_diffusers
+    )
+    return convert(whole)

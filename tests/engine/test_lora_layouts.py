@@ -23,8 +23,11 @@ from tests.engine.lora_layouts import (
     Bases,
     LoraFile,
     as_diffusers,
+    diffusers_names,
     dotted,
+    merged,
     of_clip,
+    of_processor,
     sgm,
     under,
     with_model,
@@ -145,6 +148,7 @@ SD15: dict[str, Make] = {
         )
     ),
     "diffusers without a header": lambda bases: stanza("sd15", bases),
+    "diffusers, a header with the rank alone": lambda bases: stanza("sd15", bases).said(rank=3),
     "diffusers, processors": lambda bases: bases.file("sd15").add(
         "unet",
         ATTENTION,
@@ -170,13 +174,6 @@ SD15: dict[str, Make] = {
         "sd15", bases, parts=("lora_down.weight", "lora_up.weight"), alpha=2.0
     ),
 }
-
-
-def of_processor(prefix: str) -> Callable[[str], str]:
-    return lambda path: (
-        prefix
-        + path.replace(".attn1.", ".attn1.processor.").replace(".attn2.", ".attn2.processor.")
-    ).removesuffix(".0")
 
 
 def of_sgm(bases: Bases, stem: Callable[[str], str], *endings: str) -> LoraFile:
@@ -575,6 +572,25 @@ def test_diffusers_reads_the_same_where_it_reads_rightly(
     found = dict(as_diffusers(bases, file, path))
     assert found.keys() == file.truth.keys()
     assert max(far(found[key], wanted) for key, wanted in file.truth.items()) <= _TOLERANCE
+
+
+@pytest.mark.parametrize("base", ["sd3", "sd35", "flux"])
+def test_makers_names_are_those_of_diffusers_conversion_of_their_models(
+    bases: Bases, base: str
+) -> None:
+    """The truth of this file's names: what a LoRA merged into the maker's model becomes."""
+    make, names = (bfl, AROUND_FLUX) if base == "flux" else (mmdit, AROUND_SD3)
+    file = around(make(base, bases, dotted("")), dotted(""), names)
+    # its size is that of the published model there
+    converted = diffusers_names(base, merged(file, without="single_blocks.0.linear1"))
+    compared = {
+        name.removeprefix("transformer."): wanted
+        for name, wanted in file.truth.items()
+        if "single" not in name or name.endswith(("proj_out", "norm.linear"))
+    }
+    assert len(compared) > 20
+    for name, wanted in compared.items():
+        assert far(converted[f"{name}.weight"], wanted) <= _TOLERANCE
 
 
 def far(found: Tensor, wanted: Tensor) -> float:

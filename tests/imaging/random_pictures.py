@@ -27,6 +27,7 @@ from tests.imaging.test_colours import (
     SRGB_PLACES,
     as_srgb,
     grey,
+    profile_of,
     wide,
 )
 
@@ -341,16 +342,7 @@ def inks() -> bytes:
     body += (np.eye(3) * 65536).astype(">i4").tobytes()
     body += ramp * 4 + lab.round().clip(0, 255).astype(np.uint8).tobytes() + ramp * 3
     white = b"XYZ " + bytes(4) + struct.pack(">3i", 63190, 65536, 54061)
-    text = b"desc" + bytes(4) + struct.pack(">I", 2) + b"i\0" + bytes(78)
-    tags, offset, content = b"", 128 + 4 + 36, b""
-    for name, data in ((b"A2B0", body), (b"wtpt", white), (b"desc", text)):
-        tags += name + struct.pack(">II", offset + len(content), len(data))
-        content += data + bytes(-len(data) % 4)
-    size = offset + len(content)
-    head = struct.pack(">I4xI", size, 0x02400000) + b"prtrCMYKLab "
-    head += struct.pack(">6H", 2026, 1, 1, 0, 0, 0) + b"acsp" + bytes(28)
-    head += struct.pack(">3i", 63190, 65536, 54061) + bytes(48)
-    return head + struct.pack(">I", 3) + tags + content
+    return profile_of(b"prtrCMYKLab ", {b"A2B0": body, b"wtpt": white})
 
 
 def turned(pixels: Levels, orientation: int) -> Levels:
