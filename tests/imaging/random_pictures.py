@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pillow_heif
 from PIL import Image, ImageCms, ImageOps
 from PIL.PngImagePlugin import PngInfo
 
-from tests.imaging.hostile import animation, photo_of_a_phone, png_of
+from tests.imaging.hostile import animation, photo_of_a_phone, png_of, vast_png
 from tests.imaging.pictures import file_of
 from tests.imaging.test_colours import (
     P3_PLACES,
@@ -243,6 +244,8 @@ def _rows(
 
 def photo(numbers: random.Random) -> Picture:
     """A JPEG, WebP, AVIF or HEIC, by their usual encoders."""
+    if numbers.random() < 0.05:
+        return deep_photo(numbers)
     kind = numbers.choice(["JPEG", "JPEG", "WEBP", "AVIF", "HEIF"])
     modes = {"JPEG": ["RGB", "RGB", "L", "CMYK"], "HEIF": ["RGB", "RGBA", "L"]}
     mode = numbers.choice(modes.get(kind, ["RGB", "RGBA"]))
@@ -279,6 +282,15 @@ def photo(numbers: random.Random) -> Picture:
     return Picture(f"{kind} {mode}", data, seen, more, has_alpha)
 
 
+def deep_photo(numbers: random.Random) -> Picture:
+    """A HEIC of 10 bits, as phones make them."""
+    samples = samples_of(numbers, (numbers.randint(16, 90), numbers.randint(16, 90), 3), 65535)
+    buffer, (height, width, _) = io.BytesIO(), samples.shape
+    deep = samples.astype("<u2").tobytes()
+    pillow_heif.encode("RGB;16", (width, height), deep, buffer, quality=numbers.randint(30, 100))
+    return Picture("HEIF 10", buffer.getvalue(), _decoded(buffer.getvalue())[0])
+
+
 def _decoded(data: bytes) -> tuple[Levels, float]:
     """Return what Pillow and littlecms make of a file."""
     image = Image.open(io.BytesIO(data))
@@ -301,7 +313,7 @@ def _decoded(data: bytes) -> tuple[Levels, float]:
 def refused(numbers: random.Random) -> Picture:
     """A file of another format, of several frames, or no picture at all."""
     image = Image.fromarray(samples_of(numbers, (24, 40, 3), 255).astype(np.uint8))
-    kind = numbers.choice(["GIF", "TIFF", "BMP", "PPM", "frames", "phone", "text", "cut"])
+    kind = numbers.choice(["GIF", "TIFF", "BMP", "PPM", "frames", "phone", "text", "cut", "vast"])
     if kind == "phone":
         data = photo_of_a_phone()
         return Picture("MPO", data, _decoded(data)[0])
@@ -309,6 +321,7 @@ def refused(numbers: random.Random) -> Picture:
     texts.add_text("a", "b" * 100)
     data = {
         "frames": lambda: animation(numbers.choice(["PNG", "WEBP"])),
+        "vast": lambda: vast_png(9_500, depth=1, colour=0),
         "text": lambda: b"<svg xmlns='http://www.w3.org/2000/svg'/>",
         "cut": lambda: file_of(image, pnginfo=texts)[:900],
     }.get(kind, lambda: file_of(image, kind))()
