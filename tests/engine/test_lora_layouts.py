@@ -224,6 +224,9 @@ SDXL: dict[str, Make] = {
             "text_encoder_2", ("k_proj",), lambda path: f"text_encoder_2.{with_model(path)}", **BARE
         )
     ),
+    "PEFT, of either encoder": lambda bases: of_peft(
+        "sdxl", bases, component="text_encoder"
+    ).refused("may be of any of"),
     "names of both kinds": lambda bases: of_sgm(bases, under("lora_unet_")).add(
         "unet", ("conv1",), under("lora_unet_")
     ),
@@ -483,16 +486,9 @@ OTHERS: dict[str, Make] = {
     "LoRA-FA's biases": other("biases", f"{_LAYER}.lora_up.bias"),
     "words": other("new words", "bundle_emb.me.clip_l"),
 }
+_FAMILIES = {"SD1.5": SD15, "SDXL": SDXL, "SD3": SD3, "FLUX": FLUX, "other": OTHERS}
 ALL = {
-    f"{family}: {name}": make
-    for family, cases in {
-        "SD1.5": SD15,
-        "SDXL": SDXL,
-        "SD3": SD3,
-        "FLUX": FLUX,
-        "other": OTHERS,
-    }.items()
-    for name, make in cases.items()
+    f"{family}: {name}": make for family, cases in _FAMILIES.items() for name, make in cases.items()
 }
 
 
