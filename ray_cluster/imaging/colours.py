@@ -21,6 +21,9 @@ _MODES = {
     "GRAY": ("L", "LA", "1", "I;16", "I"),
     "CMYK": ("CMYK",),
 }
+IS_GREY = "is_grey"
+"""In what is known of an image: that its file has grey alone, whatever its mode."""
+
 _INPUTS = {"RGB": "RGB", "GRAY": "L", "CMYK": "CMYK"}
 # levels by which littlecms' rounding changes what is sRGB already
 _ROUNDING = 1
@@ -47,7 +50,7 @@ def to_srgb(image: Image.Image) -> Convert | None:
             return None
         profile = ImageCms.getOpenProfile(io.BytesIO(given))
         space = profile.profile.xcolor_space.strip()
-        if image.mode not in _MODES.get(space, ()):
+        if _own_mode(image) not in _MODES.get(space, ()):
             # as viewers do
             return None
         mode = _INPUTS[space]
@@ -68,6 +71,10 @@ def to_srgb(image: Image.Image) -> Convert | None:
     return convert
 
 
+def _own_mode(image: Image.Image) -> str:
+    return "LA" if image.info.get(IS_GREY) else image.mode
+
+
 def _profile_of_chunks(image: Image.Image) -> bytes | None:
     """Return a profile that says what a PNG's gAMA and cHRM do; None where it has neither.
 
@@ -82,7 +89,7 @@ def _profile_of_chunks(image: Image.Image) -> bytes | None:
     is_usual = abs(gamma - _USUAL_GAMMA) < _NEAR and np.allclose(places, _SRGB_PLACES, atol=_NEAR)
     if is_usual or not 1 / 255 < 1 / gamma < 255 or min(places[1::2]) <= 0:
         return None
-    space = "GRAY" if image.mode in _MODES["GRAY"] else "RGB"
+    space = "GRAY" if _own_mode(image) in _MODES["GRAY"] else "RGB"
     curve = b"curv" + bytes(4) + struct.pack(">IHxx", 1, round(256 / gamma))
     tags = {b"wtpt": _xyz(_D50)}
     if space == "GRAY":

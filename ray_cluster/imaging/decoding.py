@@ -19,7 +19,7 @@ import numpy as np
 from PIL import AvifImagePlugin, ExifTags, Image, PngImagePlugin, UnidentifiedImageError
 
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest
-from ray_cluster.imaging.colours import Convert, to_srgb
+from ray_cluster.imaging.colours import IS_GREY, Convert, to_srgb
 
 try:
     import pillow_heif
@@ -65,8 +65,8 @@ _LYING = (5, 6, 7, 8)
 _MARKER_WITH_LENGTH_OR_END = re.compile(rb"\xff([^\x00\x01\xd0-\xd8\xff])")
 _START_OF_SCAN, _END_OF_IMAGE = 0xDA, 0xD9
 _STRIP_PIXELS = 1 << 20
-# of a PNG, in its first chunk
-_PNG_DEPTH_AT = 24
+# of a PNG, in its first chunk, before the kind of its colours
+_PNG_DEPTH_AT, _GREY_WITH_ALPHA = 24, 4
 # measured displays have profiles above Pillow's 1 MiB, and some programs write a whole workflow
 PngImagePlugin.MAX_TEXT_CHUNK = 8 << 20
 
@@ -160,7 +160,7 @@ def opened(data: bytes, param: str, max_pixels: int | None = None) -> Iterator[I
             with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
                 _check_size(*image.size, param, max_pixels)
                 _check_kind(image, data, param)
-                _scale_transparency(image, data)
+                _note_png(image, data)
                 yield image
     except Image.DecompressionBombError as error:
         raise _too_large(param, "far too many", max_pixels) from error
@@ -254,12 +254,16 @@ def _check_kind(image: Image.Image, data: bytes, param: str) -> None:
         _check_scans(data)
 
 
-def _scale_transparency(image: Image.Image, data: bytes) -> None:
-    """Scale the one level or colour of a PNG that is transparent, as Pillow scales the pixels."""
+def _note_png(image: Image.Image, data: bytes) -> None:
+    """Scale the one level or colour of a PNG that is transparent, as Pillow scales the pixels.
+
+    And note what has no colours: with deep transparency, Pillow makes them of its grey.
+    """
     given = image.info.get("transparency")
-    if image.format != "PNG" or len(data) <= _PNG_DEPTH_AT:
+    if image.format != "PNG" or len(data) <= _PNG_DEPTH_AT + 1:
         return
-    bits = data[_PNG_DEPTH_AT]
+    bits, kind = data[_PNG_DEPTH_AT : _PNG_DEPTH_AT + 2]
+    image.info[IS_GREY] = kind == _GREY_WITH_ALPHA
     if image.mode == "L" and isinstance(given, int) and bits in (2, 4):
         top = 2**bits - 1
         image.info["transparency"] = (given & top) * 255 // top

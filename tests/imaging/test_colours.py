@@ -40,16 +40,20 @@ def grey() -> bytes:
     """Return a profile of grey with a gamma of 1.0."""
     curve = b"curv" + bytes(8)
     white = b"XYZ " + bytes(4) + struct.pack(">3i", 63190, 65536, 54061)
-    text = b"desc" + bytes(4) + struct.pack(">I", 2) + b"g\0" + bytes(78)
-    tags, offset, body = b"", 128 + 4 + 36, b""
-    for name, data in ((b"kTRC", curve), (b"wtpt", white), (b"desc", text)):
-        tags += name + struct.pack(">II", offset + len(body), len(data))
+    return profile_of(b"mntrGRAYXYZ ", {b"kTRC": curve, b"wtpt": white})
+
+
+def profile_of(kind: bytes, tags: dict[bytes, bytes]) -> bytes:
+    """Return a profile of version 2: what it is of, its colours and the space they lead to."""
+    tags = tags | {b"desc": b"desc" + bytes(4) + struct.pack(">I", 2) + b"g\0" + bytes(78)}
+    table, body, start = b"", b"", 128 + 4 + 12 * len(tags)
+    for name, data in tags.items():
+        table += name + struct.pack(">II", start + len(body), len(data))
         body += data + bytes(-len(data) % 4)
-    size = offset + len(body)
-    head = struct.pack(">I", size) + bytes(4) + struct.pack(">I", 0x02400000) + b"mntrGRAYXYZ "
+    head = struct.pack(">I4xI", start + len(body), 0x02400000) + kind
     head += struct.pack(">6H", 2026, 1, 1, 0, 0, 0) + b"acsp" + bytes(28)
     head += struct.pack(">3i", 63190, 65536, 54061) + bytes(48)
-    return head + struct.pack(">I", 3) + tags + body
+    return head + struct.pack(">I", len(tags)) + table + body
 
 
 def seen(image: Image.Image, profile: bytes) -> np.ndarray[tuple[int, ...], np.dtype[np.int64]]:
@@ -102,6 +106,13 @@ def test_grey_has_a_profile_of_its_own() -> None:
     assert found[0, 20, 0] > int(gradient()[0, 20, 1]) + 30
     deep = Image.fromarray(np.asarray(picture).astype(np.uint16) * 257)
     assert np.array_equal(np.asarray(decoded(file_of(deep, icc_profile=grey()), "image")), found)
+    # of which Pillow makes colours, where it is deep and has transparency
+    pairs = np.dstack([gradient()[..., 1], np.full((24, 40), 255, np.uint8)]).astype(">u2") * 257
+    rows = zlib.compress(b"".join(b"\0" + row.tobytes() for row in pairs))
+    head = chunk(b"IHDR", struct.pack(">IIBBBBB", 40, 24, 16, 4, 0, 0, 0))
+    profile = chunk(b"iCCP", b"p\0\0" + zlib.compress(grey()))
+    data = b"\x89PNG\r\n\x1a\n" + head + profile + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
+    assert np.array_equal(np.asarray(decoded(data, "image"))[..., :3], found)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
-"""Reads LoRA files: safetensors of PEFT, diffusers and kohya (linear and LoCon), by diffusers' own
-converters.
+"""Reads LoRA files: safetensors of PEFT, diffusers, kohya (linear and LoCon), ComfyUI, OneTrainer,
+ai-toolkit, SimpleTuner and XLabs.
 
-A file is loaded into a skeleton of the base model, without weights, exactly as diffusers would load
-it into the model. So its factors are those that diffusers would use. What diffusers would drop with
-a warning, or in silence, is refused by name. Alphas are the one exception: where layers have
-different ones, diffusers 0.42 takes the commonest for most of them; here each layer has its own.
+Every key of a file is that of a layer of its base, by any of the layer's names, or the file is
+refused by name: diffusers would drop some with a warning, and others in silence. Each layer has its
+own alpha: diffusers 0.42 takes the commonest for most of them.
 """
 
 from __future__ import annotations
@@ -27,10 +26,6 @@ from ray_cluster.errors import MODEL_ERRORS, ModelUnsupported
 _NUM_NAMED = 3
 _NUM_SKELETONS = 4
 _MAX_REASON = 300
-# as torch says it
-_OTHER_SIZE = re.compile(r"size mismatch for (\S+?):")
-# as transformers does, without a name
-_MISMATCHED = "ignore_mismatched_sizes"
 _SUFFIX = ".safetensors"
 _FILE_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _READ_ERRORS: tuple[type[Exception], ...] = (*_FILE_ERRORS, ModelUnsupported)
@@ -41,9 +36,18 @@ _OTHER_KINDS = {
     "lora_mid": "Tucker (LoCon with a middle factor)",
     "hada_": "LoHa",
     "lokr_": "LoKr",
+    "boft_": "BOFT",
     "oft_": "OFT",
+    "on_input": "IA3",
+    ".a1.weight": "GLoRA",
+    ".w_norm": "LoRA of norms (LyCORIS)",
+    ".scalar": "LyCORIS with a trained scalar",
+    "lora_E": "AdaLoRA",
+    "vera_lambda": "VeRA",
+    "query_norm.scale": "control-LoRA of FLUX (Black Forest Labs)",
     "lora_controlnet": "control-LoRA",
     "lora_B.bias": "LoRA with biases",
+    "lora_up.bias": "LoRA with biases",
     "lora_embedding_": "LoRA of embeddings",
     ".diff": "full differences of weights",
 }
@@ -112,7 +116,6 @@ class LoraReader:
                 another model; it names the first keys that are wrong.
         """
         _check_file(path)
-        # one that fails is not kept: parts of the file may be in it
         skeleton = self._skeletons.pop(base, None) or Skeleton(base)
         try:
             found = skeleton.read(path)
@@ -135,10 +138,6 @@ class LoraReader:
 
 def _words_of(error: Exception) -> str:
     text = " ".join(str(error).split())
-    if other := _OTHER_SIZE.findall(text):
-        return f"{len(other)} of its factors are of other sizes, such as that of {other[0]}"
-    if _MISMATCHED in text:
-        return "factors of a text encoder are of other sizes"
     return text[:_MAX_REASON] or type(error).__name__
 
 

@@ -1,9 +1,9 @@
-"""A base model's components without weights, into which diffusers loads a LoRA."""
+"""A base model's layers, without weights, that the factors of LoRA files belong to."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,13 +11,6 @@ from typing import Any, NamedTuple
 import diffusers
 import torch
 import transformers
-from diffusers.utils import (
-    convert_state_dict_to_diffusers,
-    convert_state_dict_to_peft,
-    convert_unet_state_dict_to_peft,
-    recurse_remove_peft_layers,
-)
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
 from ray_cluster.compat import lora_components
@@ -28,20 +21,12 @@ from ray_cluster.engine.files.folders import (
     denoiser_name,
     pipeline_name,
 )
-from ray_cluster.engine.files.lora_said import (
-    PEFT_PREFIX,
-    Said,
-    said_of,
-    spread,
-    tensors_of,
-)
+from ray_cluster.engine.files.lora_names import LayerNames
+from ray_cluster.engine.files.lora_said import PEFT_PREFIX, Said, said_of, spread, tensors_of
 from ray_cluster.engine.models.denoisers import model_class
 from ray_cluster.errors import ModelUnsupported
 
-_NAME = "one"
 _NUM_NAMED = 3
-_PARTS = frozenset({"A.weight", "B.weight"})
-_NO_ALPHAS: dict[str, Any] = {"network_alphas": {}}
 # peft takes the names of layers in a header for regular expressions
 _PLAIN = re.compile(r"\^?[\w.]+")
 # of what a file says of its adapter: what its product depends on
@@ -57,7 +42,6 @@ _OF_TRAINING = frozenset(
         "megatron_core",
         "qalora_group_size",
         "lora_dropout",
-        "peft_type",
         "peft_version",
         "revision",
         # the file's own keys say this better
@@ -67,12 +51,11 @@ _OF_TRAINING = frozenset(
 )
 
 
-class _Owner(NamedTuple):
-    """What a key of a file belongs to: a layer of a component, of which it is this part."""
+class _Pair(NamedTuple):
+    """The factors of a layer, as the file has them."""
 
-    component: str
-    layer: str
-    part: str
+    down: Tensor
+    up: Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +64,7 @@ class ReadLayers:
 
     Attributes:
         by_component: by component, then by the path of the layer in it.
-        unused: keys of the file, as converted, that came to nothing.
+        unused: keys of the file that came to nothing.
     """
 
     by_component: Mapping[str, Mapping[str, LowRank]]
@@ -89,197 +72,179 @@ class ReadLayers:
 
 
 class Skeleton:
-    """The components of a base that diffusers loads LoRAs into, without weights.
+    """The components of a base that LoRAs may change, without weights.
 
     Args:
         base: the diffusers folder of the model.
     """
 
     def __init__(self, base: Path) -> None:
-        self._pipeline: Any = getattr(diffusers, pipeline_name(base))
-        self._denoiser = denoiser_name(base)
-        config = component_config(base, self._denoiser)
-        loadable = set(lora_components(self._pipeline)) & set(component_names(base))
+        denoiser = denoiser_name(base)
+        config = component_config(base, denoiser)
+        pipeline = getattr(diffusers, pipeline_name(base))
+        loadable = set(lora_components(pipeline)) & set(component_names(base))
         with torch.device("meta"):
-            parts: dict[str, Any] = {
-                self._denoiser: model_class(config).from_config(config),
-                **{
-                    name: _text_encoder(base / name) for name in sorted(loadable - {self._denoiser})
-                },
+            self._parts: dict[str, nn.Module] = {
+                denoiser: model_class(config).from_config(config),
+                **{name: _text_encoder(base / name) for name in sorted(loadable - {denoiser})},
             }
-        for part in parts.values():
-            _make_hollow(part)
-        self._parts = parts
+        self._names = LayerNames(self._parts)
 
     def read(self, path: Path) -> ReadLayers:
-        """Return what a safetensors file comes to; to be read by one thread at a time.
-
-        After an error, which may be any of :data:`~ray_cluster.errors.MODEL_ERRORS`, it must not be
-        used any more.
-        """
-        said = said_of(path)
-        converted, alphas = self._converted(self._named(tensors_of(path), said))
-        owners = dict(self._owners(converted))
-        metadata = spread(said, _ranks(converted, owners))
-        by_layer, unknown = self._alphas_of(alphas or {}, owners)
-        if alphas and metadata is not None:
-            if not _agree(by_layer, metadata):
-                raise ModelUnsupported("it has other alphas in its header than as tensors")
-            metadata = None
-        if metadata is not None:
-            metadata = _effective(metadata) | _targets(metadata, owners.values())
-        common = {"adapter_name": _NAME, "low_cpu_mem_usage": True, "metadata": metadata}
-        for name, part in self._parts.items():
-            if not any(key.startswith(f"{name}.") for key in converted):
-                continue
-            if name == self._denoiser:
-                load = getattr(self._pipeline, f"load_lora_into_{name}")
-                # without alphas: of several, diffusers takes the commonest for most layers
-                load(converted, **{name: part}, **({} if alphas is None else _NO_ALPHAS), **common)
-            else:
-                self._pipeline.load_lora_into_text_encoder(
-                    converted, text_encoder=part, prefix=name, **_NO_ALPHAS, **common
-                )
-        found = {
-            name: dict(_factors_of(part, by_layer[name])) for name, part in self._parts.items()
-        }
-        for part in self._parts.values():
-            _unload(part)
-        _check_whole(found, owners.values(), by_layer)
-        unused = [
-            key
-            for key in converted
-            if key not in owners or owners[key].layer not in found[owners[key].component]
-        ]
-        by_component = {name: layers for name, layers in found.items() if layers}
-        return ReadLayers(by_component, (*unused, *unknown))
-
-    def _named(self, tensors: dict[str, Tensor], said: Said) -> dict[str, Tensor]:
-        """Return tensors under the component that PEFT has left out of their names.
+        """Return what a safetensors file comes to.
 
         Raises:
-            ModelUnsupported: the layers are of no component, or nothing says their alpha.
+            ModelUnsupported: a layer lacks a factor or has one of another size, or what the file
+                says of its alphas is contradicted, or is another kind of adapter's.
         """
-        if not all(key.startswith(PEFT_PREFIX) for key in tensors):
-            return tensors
-        plain = {key.removeprefix(PEFT_PREFIX): one for key, one in tensors.items()}
-        layer = next(iter(plain), "").partition(".lora_")[0]
-        for name, part in self._parts.items():
-            if layer in dict(part.named_modules()):
-                if "lora_alpha" not in said:
-                    raise ModelUnsupported(
-                        "it has PEFT's own keys, and no adapter_config.json beside it nor a header "
-                        "that says its alpha: save it with diffusers (save_lora_weights)"
-                    )
-                return {f"{name}.{key}": one for key, one in plain.items()}
-        raise ModelUnsupported(f"it has no layer {layer!r}")
+        said, tensors = said_of(path), tensors_of(path)
+        if all(key.startswith(PEFT_PREFIX) for key in tensors):
+            if "lora_alpha" not in said:
+                raise ModelUnsupported(
+                    "it has PEFT's own keys, and no adapter_config.json beside it nor a header "
+                    "that says its alpha: save it with diffusers (save_lora_weights)"
+                )
+            tensors = {key.removeprefix(PEFT_PREFIX): one for key, one in tensors.items()}
+        found = self._names.read(tensors)
+        pairs = _pairs(found.factors)
+        self._check_sizes(pairs)
+        alphas, unknown = _alphas_of(found.alphas, pairs)
+        ranks = {
+            name: {one.down.shape[0] for one in layers.values()} for name, layers in pairs.items()
+        }
+        settings = spread(said, ranks) or {}
+        if found.alphas and settings and not _agree(alphas, settings):
+            raise ModelUnsupported("it has other alphas in its header than as tensors")
+        settings = {} if found.alphas else _effective(settings)
+        by_component = {}
+        for name, layers in pairs.items():
+            scales = _scales(layers, alphas[name], name, settings)
+            by_component[name] = dict(self._scaled(name, layers, scales))
+        return ReadLayers(by_component, (*found.unknown, *unknown))
 
-    def _converted(self, tensors: dict[str, Tensor]) -> tuple[dict[str, Tensor], Any]:
-        """Return the tensors by diffusers' names, and their alphas."""
-        options: dict[str, Any] = {}
-        match self._pipeline.__name__:
-            case "StableDiffusion3Pipeline":
-                return self._pipeline.lora_state_dict(tensors), None
-            case "FluxPipeline":
-                options["return_alphas"] = True
-            case _:
-                options["unet_config"] = self._parts[self._denoiser].config
-        converted, alphas = self._pipeline.lora_state_dict(tensors, **options)
-        return converted, alphas or {}
+    def _check_sizes(self, pairs: Mapping[str, Mapping[str, _Pair]]) -> None:
+        wrong = []
+        for name, layers in pairs.items():
+            for path, (down, up) in layers.items():
+                wanted = self._layer(name, path).weight.shape
+                rank = down.shape[0] if down.ndim else 0
+                whole = (wanted[0], rank, *[1] * (len(wanted) - 2))
+                if rank < 1 or down.shape[1:] != wanted[1:] or up.shape != whole:
+                    wrong.append(f"{name}.{path}")
+        if wrong:
+            raise ModelUnsupported(
+                f"{len(wrong)} of its factors are of other sizes, such as that of {wrong[0]}"
+            )
 
-    def _owners(self, converted: Mapping[str, Tensor]) -> Iterator[tuple[str, _Owner]]:
-        """Yield the keys that are a factor of a layer, with what they belong to."""
-        for name, part in self._parts.items():
-            prefix = f"{name}."
-            own = [key for key in converted if key.startswith(prefix)]
-            plain = [key.removeprefix(prefix) for key in own]
-            renamed = _peft_keys(plain, is_denoiser=name == self._denoiser)
-            for key, one in zip(own, renamed, strict=True):
-                layer, mark, rest = one.removeprefix(_dropped(part)).partition(".lora_")
-                if mark and rest in _PARTS:
-                    yield key, _Owner(name, layer, rest)
+    def _layer(self, component: str, path: str) -> Any:
+        return self._parts[component].get_submodule(path)
 
-    def _alphas_of(
-        self, alphas: Mapping[str, Any], owners: Mapping[str, _Owner]
-    ) -> tuple[dict[str, dict[str, float]], list[str]]:
-        """Return alphas by component and layer, and the keys of those that belong to none."""
-        layers = {(one.component, one.layer) for one in owners.values()}
-        found: dict[str, dict[str, float]] = {name: {} for name in self._parts}
-        unknown = []
-        for key, alpha in alphas.items():
-            # named by the layer, or by a factor of it
-            name = key.removesuffix(".alpha")
-            component, _, path = name.partition(".")
-            part = self._parts.get(component)
-            layer = path if part is None else path.removeprefix(_dropped(part))
-            if name in owners:
-                component, layer, _ = owners[name]
-            if (component, layer) in layers:
-                found[component][layer] = float(alpha)
+    def _scaled(
+        self, component: str, layers: Mapping[str, _Pair], scales: Mapping[str, float]
+    ) -> Iterator[tuple[str, LowRank]]:
+        for path, (down, up) in layers.items():
+            shrink, expand = down.float(), up.float().flatten(1) * scales[path]
+            layer = self._layer(component, path)
+            if isinstance(layer, nn.Conv2d):
+                yield path, LowRank(shrink, expand, layer.stride, layer.padding)  # type: ignore[arg-type]
             else:
-                unknown.append(key)
-        return found, unknown
+                yield path, LowRank(shrink, expand)
 
 
-def _agree(by_layer: Mapping[str, Mapping[str, float]], said: Said) -> bool:
-    """Whether all that a header says is the alpha that each layer has as a tensor."""
-    return all(
-        said.get(f"{component}.lora_alpha", alpha) == alpha
-        for component, alphas in by_layer.items()
-        for alpha in alphas.values()
-    ) and not any("_pattern" in key or "rslora" in key for key, value in said.items() if value)
+def _pairs(factors: Mapping[str, Tensor]) -> dict[str, dict[str, _Pair]]:
+    """Return both factors of each layer, by component and path.
 
-
-def _ranks(converted: Mapping[str, Tensor], owners: Mapping[str, _Owner]) -> dict[str, set[int]]:
-    """Return the ranks of each component's factors."""
-    found: dict[str, set[int]] = {}
-    for key, owner in owners.items():
-        if owner.part == "A.weight":
-            found.setdefault(owner.component, set()).add(converted[key].shape[0])
+    Raises:
+        ModelUnsupported: a layer has one of the two, or one of no floats.
+    """
+    found: dict[str, dict[str, _Pair]] = {}
+    lacking = []
+    for key, one in factors.items():
+        if not one.is_floating_point():
+            raise ModelUnsupported(f"it has factors of {one.dtype}, such as {key}")
+        name, part = key.rsplit(".lora_", 1)
+        other = f"{name}.lora_{'B' if part[0] == 'A' else 'A'}.weight"
+        if other not in factors:
+            lacking.append(other.removesuffix(".weight"))
+        elif part[0] == "A":
+            component, _, path = name.partition(".")
+            found.setdefault(component, {})[path] = _Pair(one, factors[other])
+    if lacking:
+        raise ModelUnsupported(f"it lacks {len(lacking)} factors: {lacking[:_NUM_NAMED]}")
     return found
 
 
-def _dropped(part: nn.Module) -> str:
-    """Return what files may have before paths in a text encoder that has it no more."""
-    return "" if hasattr(part, "text_model") else "text_model."
+def _alphas_of(
+    alphas: Mapping[str, float], pairs: Mapping[str, Mapping[str, _Pair]]
+) -> tuple[dict[str, dict[str, float]], list[str]]:
+    """Return alphas by component and path, and the keys of those that belong to no factors.
 
-
-def _check_whole(
-    found: Mapping[str, Mapping[str, LowRank]],
-    owners: Collection[_Owner],
-    alphas: Mapping[str, Mapping[str, float]],
-) -> None:
-    """Refuse a file of which a layer has one factor, or no alpha where others have one.
-
-    Text encoders would take zeros for the factor, and diffusers another layer's alpha.
+    Raises:
+        ModelUnsupported: a layer has none where others of its component have one.
     """
-    present = set(owners)
-    for name, layers in found.items():
-        half = [
-            f"{name}.{path}.lora_{part}"
-            for path in layers
-            for part in sorted(_PARTS)
-            if _Owner(name, path, part) not in present
-        ]
-        if half:
-            raise ModelUnsupported(f"it lacks {len(half)} factors: {half[:_NUM_NAMED]}")
-        bare = [path for path in layers if alphas[name] and path not in alphas[name]]
+    found: dict[str, dict[str, float]] = {name: {} for name in pairs}
+    unknown = []
+    for key, alpha in alphas.items():
+        component, _, path = key.removesuffix(".alpha").partition(".")
+        if path in pairs.get(component, ()):
+            found[component][path] = alpha
+        else:
+            unknown.append(key)
+    for name, layers in pairs.items():
+        bare = [path for path in layers if found[name] and path not in found[name]]
         if bare:
             raise ModelUnsupported(f"{len(bare)} layers of its {name} have no alpha: {bare[:3]}")
+    return found, unknown
 
 
-def _peft_keys(keys: Sequence[str], *, is_denoiser: bool) -> list[str]:
-    """Return keys as PEFT spells them, by diffusers' own converters."""
-    if not keys or ".lora_A." in keys[0] or ".lora_B." in keys[0]:
-        return list(keys)
-    numbered: Any = {key: torch.tensor(index) for index, key in enumerate(keys)}
-    if is_denoiser:
-        numbered = convert_unet_state_dict_to_peft(numbered)
-    else:
-        numbered = convert_state_dict_to_peft(convert_state_dict_to_diffusers(numbered))
-    by_index = {int(index): key for key, index in numbered.items()}
-    # of two that become one, the first has been lost
-    return [by_index.get(index, key) for index, key in enumerate(keys)]
+def _agree(alphas: Mapping[str, Mapping[str, float]], said: Said) -> bool:
+    """Whether all that a header says is the alpha that each layer has as a tensor."""
+    return all(
+        said.get(f"{component}.lora_alpha", alpha) == alpha
+        for component, own in alphas.items()
+        for alpha in own.values()
+    ) and not any("_pattern" in key or "rslora" in key for key, value in said.items() if value)
+
+
+def _scales(
+    layers: Mapping[str, _Pair], alphas: Mapping[str, float], component: str, said: Said
+) -> dict[str, float]:
+    """Return by how much the product of each layer is multiplied, by PEFT's rule.
+
+    Raises:
+        ModelUnsupported: what is said is no number, of other ranks, or of layers that are not here.
+    """
+    rank_of = said.get(f"{component}.rank_pattern") or {}
+    alpha_of = said.get(f"{component}.alpha_pattern") or {}
+    for patterns in (rank_of, alpha_of):
+        if idle := [one for one in patterns if not any(_is_of(one, path) for path in layers)]:
+            raise ModelUnsupported(f"it says a rank or alpha of layers that it has not: {idle[0]}")
+    is_root = said.get(f"{component}.use_rslora") or False
+    found = {}
+    for path, (down, _) in layers.items():
+        rank = down.shape[0]
+        said_rank = _said_of(rank_of, path, said.get(f"{component}.r", rank))
+        if said_rank != rank:
+            raise ModelUnsupported(f"{component}.{path} has rank {rank}, and it says {said_rank!r}")
+        alpha = _said_of(alpha_of, path, said.get(f"{component}.lora_alpha", rank))
+        alpha = alphas.get(path, alpha)
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float):
+            raise ModelUnsupported(f"it says {alpha!r} for the alpha of {component}.{path}")
+        if not isinstance(is_root, bool):
+            raise ModelUnsupported(f"it says use_rslora = {is_root!r}")
+        found[path] = alpha / (rank**0.5 if is_root else rank)
+    return found
+
+
+def _said_of(patterns: Mapping[str, Any], path: str, whole: Any) -> Any:
+    return next((value for one, value in patterns.items() if _is_of(one, path)), whole)
+
+
+def _is_of(pattern: str, path: str) -> bool:
+    """Whether PEFT would take a layer for one of those that a pattern names."""
+    end = pattern.removeprefix("^")
+    paths = (path, f"text_model.{path}")
+    return end in paths or (end == pattern and any(one.endswith(f".{end}") for one in paths))
 
 
 def _effective(metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -292,47 +257,16 @@ def _effective(metadata: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in metadata.items():
         name = key.rpartition(".")[2]
         if name in _EFFECTIVE:
-            odd = [one for one in value if not _PLAIN.fullmatch(one)] if "_pattern" in name else []
-            if odd:
-                raise ModelUnsupported(f"{key} has the regular expression {odd[0]!r}")
+            if "_pattern" in name:
+                if not isinstance(value or {}, dict):
+                    raise ModelUnsupported(f"it says {key} = {value!r}")
+                odd = [one for one in value or () if not _PLAIN.fullmatch(one)]
+                if odd:
+                    raise ModelUnsupported(f"{key} has the regular expression {odd[0]!r}")
             kept[key] = value
-        elif value and value != "none" and name not in _OF_TRAINING:
+        elif value and value not in ("none", "LORA") and name not in _OF_TRAINING:
             raise ModelUnsupported(f"it is an adapter with {key} = {value!r}, which is not covered")
     return kept
-
-
-def _targets(metadata: Mapping[str, Any], owners: Collection[_Owner]) -> dict[str, Any]:
-    """Return the layers that the file has factors of, for each component that its header names.
-
-    So what the header says of them, which may be a regular expression, is never looked at.
-    """
-    named = {key.partition(".")[0] for key in metadata}
-    return {
-        f"{name}.target_modules": sorted({one.layer for one in owners if one.component == name})
-        for name in {one.component for one in owners} & named
-    }
-
-
-def _make_hollow(model: nn.Module) -> None:
-    """Give a model on no device parameters on the CPU that take no memory: one number, repeated.
-
-    What is loaded beside parameters on no device would be on none, too.
-    """
-    for module in model.modules():
-        for name, one in module.named_parameters(recurse=False):
-            hollow = nn.Parameter(torch.zeros(()).expand(one.shape), requires_grad=False)
-            setattr(module, name, hollow)
-        for name, buffer in module.named_buffers(recurse=False):
-            hollow_buffer = torch.zeros((), dtype=buffer.dtype).expand(buffer.shape)
-            module.register_buffer(name, hollow_buffer, persistent=False)
-
-
-def _unload(part: Any) -> None:
-    """Take a LoRA out of a component again."""
-    recurse_remove_peft_layers(part)
-    if hasattr(part, "peft_config"):
-        del part.peft_config
-    part._hf_peft_config_loaded = False
 
 
 def _text_encoder(folder: Path) -> nn.Module:
@@ -340,21 +274,3 @@ def _text_encoder(folder: Path) -> nn.Module:
     kind = getattr(transformers, config.architectures[0])
     model: nn.Module = kind(config)
     return model
-
-
-def _factors_of(model: nn.Module, alphas: Mapping[str, float]) -> Iterator[tuple[str, LowRank]]:
-    """Yield paths and factors, scaled by a layer's own alpha or by what the header says."""
-    for path, layer in model.named_modules():
-        if not isinstance(layer, LoraLayer) or _NAME not in layer.lora_A:
-            continue
-        first, second = layer.lora_A[_NAME].weight.detach(), layer.lora_B[_NAME].weight.detach()
-        if first.is_meta or second.is_meta:
-            # the file has one of the two
-            continue
-        scale = alphas[path] / first.shape[0] if path in alphas else float(layer.scaling[_NAME])
-        shrink, expand = first.float(), second.float().flatten(1) * scale
-        base = layer.get_base_layer()
-        if isinstance(base, nn.Conv2d):
-            yield path, LowRank(shrink, expand, base.stride, base.padding)  # type: ignore[arg-type]
-        else:
-            yield path, LowRank(shrink, expand)
