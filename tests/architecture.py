@@ -20,7 +20,7 @@ MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
     "api": 8_640,
-    "benchmarks": 11_640,
+    "benchmarks": 11_620,
     "cell": 1_120,
     "cli": 8_430,
     "codec": 400,
