@@ -34,7 +34,7 @@ from ray_cluster.config.loading import load_config
 T = TypeVar("T")
 Config = dict[str, Any]
 _FIRST_PORT = 18800
-_TIMEOUT_S = 300.0
+TIMEOUT_S = 300.0
 _START_S, _STOP_S = 300.0, 90.0
 # for its processes, once it has ended
 _LEAVE_S = 10.0
@@ -160,7 +160,7 @@ class Running(NamedTuple):
         """Return a client without a bound on connections."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None)
-        return httpx.Client(base_url=self.url, timeout=_TIMEOUT_S, limits=limits, headers=headers)
+        return httpx.Client(base_url=self.url, timeout=TIMEOUT_S, limits=limits, headers=headers)
 
 
 @contextmanager
@@ -272,7 +272,7 @@ def samples(url: str, *names: str) -> Iterator[Sample]:
 
 
 def _get(url: str) -> str:
-    return httpx.get(url, timeout=_TIMEOUT_S).raise_for_status().text
+    return httpx.get(url, timeout=TIMEOUT_S).raise_for_status().text
 
 
 class Reply(NamedTuple):
@@ -364,7 +364,7 @@ def calling(service: Running, count: int, act: Act, *, key: str = "") -> Iterato
 def rate_per_s(service: Running, count: int, act: Act, seconds: float) -> float:
     """Return how many calls a second so many clients get, once each has had one."""
     with calling(service, count, act) as made:
-        until(lambda: min(made) > 0, most_s=_TIMEOUT_S, every_s=0.05)
+        until(lambda: min(made) > 0, most_s=TIMEOUT_S, every_s=0.05)
         before, started_s = sum(made), time.perf_counter()
         time.sleep(seconds)
         return (sum(made) - before) / (time.perf_counter() - started_s)
