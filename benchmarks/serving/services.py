@@ -33,7 +33,8 @@ from ray_cluster.config.loading import load_config
 
 T = TypeVar("T")
 Config = dict[str, Any]
-_FIRST_PORT = 18800
+# others may look for ports at the same time
+_FIRST_PORT = 20_000 + 10 * (os.getpid() % 1000)
 TIMEOUT_S = 300.0
 _START_S, _STOP_S = 300.0, 90.0
 # for its processes, once it has ended
@@ -206,7 +207,7 @@ def _ray(folder: Path) -> Config:
         "auth": "disabled",
         "num_cpus": max(2, os.cpu_count() or 2),
         "include_dashboard": False,
-        "metrics_port": free_port(_FIRST_PORT + 100),
+        "metrics_port": free_port(_FIRST_PORT + 5),
         "temp_dir": str(folder / "ray"),
     }
 
