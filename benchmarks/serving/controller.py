@@ -34,6 +34,7 @@ from benchmarks.serving.cascade import (
 from benchmarks.serving.processes import CpuMeter
 from benchmarks.serving.services import (
     OPEN_LIMITS,
+    TIMEOUT_S,
     Config,
     Contender,
     Running,
@@ -137,7 +138,7 @@ class Turn(NamedTuple):
     Attributes:
         answers: of the day's calls.
         is_right: whether the image shows what the prompt says; None without an image.
-        heavy_s: seconds of a heavy image alone, before.
+        heavy_s: seconds of a heavy image alone, afterwards.
         cores: that were busy meanwhile, by role; and those of processes outside the service.
     """
 
@@ -253,8 +254,6 @@ def take_turn(policy: str, day: Day) -> Turn:
         if own.control is not None:
             wait_for(lambda: _plans_cascade(service), "the cascade is planned")
         with service.client() as client:
-            alone = [post(client, one, quality="high") for one in day.prompts[:_NUM_ROUTES]]
-            heavy_s = percentile([one.total_s for one in alone], 50)
             client.timeout = httpx.Timeout(day.slo_s + _PATIENCE_S)
 
             def send(number: int) -> Made:
@@ -263,6 +262,10 @@ def take_turn(policy: str, day: Day) -> Turn:
             meter = CpuMeter()
             replies = open_loop(day.instants_s, send)
             cores = meter.read(0.0)
+            client.timeout = httpx.Timeout(TIMEOUT_S)
+            # not before: the controller would plan for them
+            alone = [post(client, one, quality="high") for one in day.prompts[:_NUM_ROUTES]]
+            heavy_s = percentile([one.total_s for one in alone], 50)
     answers = [one or Made("failed", 0.0) for one in replies]
     made = [place for place, one in enumerate(answers) if one.image]
     found = right_images([day.prompts[one] for one in made], [answers[one].image for one in made])

@@ -33,8 +33,9 @@ from ray_cluster.config.loading import load_config
 
 T = TypeVar("T")
 Config = dict[str, Any]
-_FIRST_PORT = 18800
-_TIMEOUT_S = 300.0
+# others may look for ports at the same time
+_FIRST_PORT = 20_000 + 10 * (os.getpid() % 1000)
+TIMEOUT_S = 300.0
 _START_S, _STOP_S = 300.0, 90.0
 # for its processes, once it has ended
 _LEAVE_S = 10.0
@@ -160,7 +161,7 @@ class Running(NamedTuple):
         """Return a client without a bound on connections."""
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         limits = httpx.Limits(max_connections=None)
-        return httpx.Client(base_url=self.url, timeout=_TIMEOUT_S, limits=limits, headers=headers)
+        return httpx.Client(base_url=self.url, timeout=TIMEOUT_S, limits=limits, headers=headers)
 
 
 @contextmanager
@@ -206,7 +207,7 @@ def _ray(folder: Path) -> Config:
         "auth": "disabled",
         "num_cpus": max(2, os.cpu_count() or 2),
         "include_dashboard": False,
-        "metrics_port": free_port(_FIRST_PORT + 100),
+        "metrics_port": free_port(_FIRST_PORT + 5),
         "temp_dir": str(folder / "ray"),
     }
 
@@ -272,7 +273,7 @@ def samples(url: str, *names: str) -> Iterator[Sample]:
 
 
 def _get(url: str) -> str:
-    return httpx.get(url, timeout=_TIMEOUT_S).raise_for_status().text
+    return httpx.get(url, timeout=TIMEOUT_S).raise_for_status().text
 
 
 class Reply(NamedTuple):
@@ -364,7 +365,7 @@ def calling(service: Running, count: int, act: Act, *, key: str = "") -> Iterato
 def rate_per_s(service: Running, count: int, act: Act, seconds: float) -> float:
     """Return how many calls a second so many clients get, once each has had one."""
     with calling(service, count, act) as made:
-        until(lambda: min(made) > 0, most_s=_TIMEOUT_S, every_s=0.05)
+        until(lambda: min(made) > 0, most_s=TIMEOUT_S, every_s=0.05)
         before, started_s = sum(made), time.perf_counter()
         time.sleep(seconds)
         return (sum(made) - before) / (time.perf_counter() - started_s)
