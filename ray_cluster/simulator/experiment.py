@@ -87,8 +87,8 @@ def validated(model: type[_M], content: Mapping[str, Any], name: str) -> _M:
         raise ConfigError(f"the {name}: {describe(error, model)}") from None
 
 
-def load_choices(path: Path, choice: type[_T], *, command: str) -> list[_T]:
-    """Return a JSON list of what tuning chose, of a dataclass; `command` writes such files.
+def load_choices(path: Path, choice: type[_T]) -> list[_T]:
+    """Return a JSON list of what tuning chose, of a dataclass.
 
     Raises:
         ConfigError: it can't be read, or holds something else.
@@ -101,6 +101,7 @@ def load_choices(path: Path, choice: type[_T], *, command: str) -> list[_T]:
         first = error.errors(include_url=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise ConfigError(
-            f"the choices {path}: {place}: {first['msg']}; write them with {command}"
+            f"the choices {path}: {place}: {first['msg']}; those in benchmarks/policies show "
+            "what such a file holds"
         ) from None
     return read

@@ -199,7 +199,7 @@ WRONG_CASCADES = [
     ({"light_profile": "sd15-a100"}, "light_profile: given 'sd15-a100'; allowed: .*discriminate"),
     ({"heavy_profile": "sdxl-h100"}, "heavy_profile: given 'sdxl-h100', which has no whole"),
     ({"policies": ["static"], "high_per_s": 900}, "policies: given 'static': 16 GPUs can't carry"),
-    ({"choices": "experiment.yaml"}, "the choices .*: Invalid JSON.*policies.tune"),
+    ({"choices": "experiment.yaml"}, "the choices .*: Invalid JSON.*benchmarks/policies"),
 ]
 
 

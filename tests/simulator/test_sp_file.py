@@ -198,7 +198,7 @@ def test_the_timeline_is_the_beginning_of_the_first_policys_run() -> None:
         ({"policies": ["best_fixed"]}, "policies: given 'best_fixed'.*allowed: the cells"),
         ({"scales": [1.0, 2.0]}, "'best_static'.*uniform, 12 per minute at a scale of 2"),
         ({"choices": None}, "'best_static', of which nothing was chosen"),
-        ({"choices": "experiment.yaml"}, "the choices .*: Invalid JSON.*policies.tune"),
+        ({"choices": "experiment.yaml"}, "the choices .*: Invalid JSON.*benchmarks/policies"),
         ({"profile": "sdxl-h100"}, "profile: given 'sdxl-h100', .*256, 512, 1024, 2048 px"),
     ],
 )
@@ -212,5 +212,7 @@ def test_what_is_wrong_with_a_file_is_said(
 
 def test_choices_that_are_none_are_refused_by_their_place(tmp_path: Path) -> None:
     path = choices(tmp_path, attainment="much")
-    with pytest.raises(ConfigError, match=rf"{path}: 0.attainment: .*valid number.*policies.tune"):
+    with pytest.raises(
+        ConfigError, match=rf"{path}: 0.attainment: .*valid number.*benchmarks/policies"
+    ):
         load_experiment(written(tmp_path, SMALL))

@@ -22,7 +22,7 @@ _OURS = re.compile(r"ray_cluster(?:\.\w+)*\.[A-Z]\w+: (.+)")
 _PARTS = {
     "gcs/gcs_server": "its control store",
     "dashboard/dashboard.py": "its dashboard",
-    "raylet/raylet": "its raylet and agents",
+    "raylet/raylet": "its node and agents",
 }
 # from which a start is worth a word, and between two looks at it
 _SLOW_S = 4.0

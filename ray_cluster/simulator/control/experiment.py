@@ -27,7 +27,6 @@ from ray_cluster.simulator.reports import Line
 from ray_cluster.simulator.results import Row
 from ray_cluster.simulator.workload import Arrival
 
-COMMAND = "python -m benchmarks.policies.tune"
 _MOST_ROUNDS = 100_000
 # with fewer expected a seed may have none at all
 _FEWEST_REQUESTS = 50
@@ -224,7 +223,7 @@ class ControlExperiment(Experiment):
         """
         read: dict[tuple[str, str], TunedSettings] = {}
         if self.choices is not None:
-            found = load_choices(self._folder / self.choices, TunedSettings, command=COMMAND)
+            found = load_choices(self._folder / self.choices, TunedSettings)
             read = {(one.kind, one.policy): one for one in found}
         fleet = self.setting().fleet
         return [self._tuned(self.policy(name), fleet, read) for name in self.policies]
@@ -237,7 +236,7 @@ class ControlExperiment(Experiment):
             if (self.kind, policy.name) not in read:
                 raise ValueError(
                     f"policies: given {policy.name!r}, for which {self.choices} has no settings; "
-                    f"{COMMAND} writes them"
+                    "add some, or leave choices out for the defaults"
                 )
             chosen = read[self.kind, policy.name]
             if chosen.settings.keys() != policy.defaults.keys():

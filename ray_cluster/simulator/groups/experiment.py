@@ -33,7 +33,6 @@ from ray_cluster.simulator.results import Row
 
 BOUND = "bound"
 FAMILIES = ("best_static", "best_fixed", "best_knapsack")
-COMMAND = "python -m benchmarks.policies.tune"
 SHOWN_S = 120.0
 # of a seed, the stream that noise and planner errors are drawn from
 _NOISE_STREAM = 17
@@ -188,7 +187,7 @@ def units_of(experiment: SpExperiment, folder: Path) -> list[SpUnit]:
     """
     choices = {}
     if experiment.choices is not None:
-        read = load_choices(folder / experiment.choices, TunedPolicy, command=COMMAND)
+        read = load_choices(folder / experiment.choices, TunedPolicy)
         choices = {
             (one.family, one.cell): one.policy for one in read if one.profile == experiment.profile
         }
