@@ -379,7 +379,10 @@ FLUX: dict[str, Make] = {
     "kohya": lambda bases: bfl("flux", bases, under("lora_unet_")).add(
         "text_encoder", OF_ENCODER, of_clip("lora_te1_")
     ),
-    "kohya, full size": lambda bases: bfl(FULL_FLUX, bases, under("lora_unet_")),
+    "kohya, full size": lambda bases: bases.file(FULL_FLUX).fuse(
+        [f"single_transformer_blocks.0.{path}" for path in (*QKV, "proj_mlp")],
+        "lora_unet_single_blocks_0_linear1",
+    ),
     "kohya, embedders": lambda bases: around(bases.file("flux"), under("lora_unet_"), AROUND_FLUX),
     "kohya, split": lambda bases: bases.file("flux").fuse(
         [f"transformer_blocks.0.{path}" for path in QKV],
@@ -418,7 +421,7 @@ FLUX: dict[str, Make] = {
     ),
     "XLabs": lambda bases: xlabs("flux", bases),
     "XLabs, single blocks": lambda bases: (
-        xlabs(FULL_FLUX, bases)
+        bases.file(FULL_FLUX)
         .fuse(
             [f"single_transformer_blocks.0.{path}" for path in QKV],
             "single_blocks.0.processor.qkv_lora",
