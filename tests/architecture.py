@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_600,
     "storage": 950,
-    "tests": 88_330,
+    "tests": 88_350,
     "transport": 1_450,
 }
 

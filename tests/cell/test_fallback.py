@@ -65,6 +65,8 @@ def called(
         for name, folder in folders.items()
     ]
     more: dict[str, Any] = {"pools": pools, "cascades": [], "discriminators": []}
+    edges = {"name": "edges", "model": "shapes-sd-edges", "bases": ["qwen"], "num_cpus": 0.2}
+    more["controlnets"] = [edges]
     more["upscalers"] = [{"name": "big", "num_cpus": 0.2}]
     more["loras"] = {"folder": str(tmp_path_factory.mktemp("loras")), "sources": ["builtin:"]}
     with running_locally(tmp_path_factory.mktemp("called"), **more) as service:
@@ -151,7 +153,7 @@ def test_what_a_pipeline_does_not_take_is_refused_by_name(
     assert reply.json()["error"]["param"] == param
 
 
-def test_loras_and_controlnets_are_refused(called: LocalService) -> None:
+def test_loras_are_refused(called: LocalService) -> None:
     body = {"name": "pastel", "base": "qwen", "source": "builtin:pastel"}
     assert httpx.post(f"{called.url}/v1/loras", json=body, headers=HEADERS).is_success
     for model, fields in {
@@ -161,6 +163,24 @@ def test_loras_and_controlnets_are_refused(called: LocalService) -> None:
         reply = send(called, model, **fields)
         assert reply.status_code == 400, reply.text
         assert "run call by call" in reply.json()["error"]["message"]
+
+
+def test_controlnets_are_refused(called: LocalService) -> None:
+    drawn = send(called, "qwen").json()["data"][0]["b64_json"]
+    reply = send(called, "qwen", controlnets=[{"name": "edges", "image": drawn}])
+    assert reply.status_code == 400, reply.text
+    error = reply.json()["error"]
+    assert error["param"] == "controlnets[0].name"
+    assert "run call by call" in error["message"]
+
+
+def test_what_cannot_be_in_time_is_refused_before_it_is_begun(called: LocalService) -> None:
+    """By what calls cost: thousands of steps in a second, and a few."""
+    late = {"num_inference_steps": 20_000, "slo_s": 1, "when_late": "refuse"}
+    reply = send(called, "qwen", **late)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["code"] == "deadline_too_short"
+    assert len(made(called, "qwen", slo_s=60, when_late="refuse")) == 1
 
 
 def test_an_edit_is_refused(called: LocalService) -> None:
