@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_600,
     "storage": 950,
-    "tests": 88_350,
+    "tests": 88_360,
     "transport": 1_450,
 }
 
