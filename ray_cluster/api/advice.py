@@ -102,6 +102,8 @@ CHANGES = {
     "mask": "Send a mask, or leave it out.",
     "pastes back": "Set it to true, or leave it out.",
     "paste back": "Set paste_back to true, or leave it out.",
+    "any edits": "Leave the image out, or choose another model.",
+    "other model": "Leave it out, or choose a model whose engine is 'steps' (GET /v1/models).",
     "text alone": "Send an image and a mask to /v1/images/edits, or choose another model.",
     "the image": "Send base64 or 'data:image/png;base64,...'.",
     "part": "Send the image in base64, or the id of an uploaded file.",

@@ -73,6 +73,9 @@ KINDS: Mapping[WorkerKind, Kind] = {
 GROUP_DEPLOYMENT, GROUP_BUILDER = "DiTGroup", f"{_REPLICA}.group.builder"
 """What stands in the place of a pool's own where its replicas are groups of ranks."""
 
+CALLS_BUILDER = f"{_REPLICA}.fallback.builder"
+"""Likewise where its model is run call by call."""
+
 LORAS = "loras"
 """The application of the stores of LoRAs."""
 

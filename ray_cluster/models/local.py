@@ -17,8 +17,9 @@ from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.models.cascade_curves import CALIBRATION, DEFERRAL, load_curves
 from ray_cluster.models.single_files import is_single_file
+from ray_cluster.models.weight_files import INDEX
 from ray_cluster.policies.steps.reuse import num_outer_blocks
-from ray_cluster.requests import FLOW_SAMPLER_NAMES, SamplerName, noise_samplers
+from ray_cluster.requests import FLOW_SAMPLER_NAMES, EngineKind, SamplerName, noise_samplers
 
 # FLUX's pipeline has these numbers, not its transformer's configuration
 _FLUX_PATCH = 2
@@ -30,6 +31,14 @@ _SDXL_SAMPLE_SIZE = 128
 _READ = {".json", ".txt", ".model", ".safetensors", ".bin"}
 _BESIDE = {CALIBRATION, DEFERRAL, "training.json", "evaluation.json"}
 _NUM_THREADS = 4
+
+FAMILY_BY_PIPELINE: Mapping[str, str] = {
+    "StableDiffusionPipeline": "stable-diffusion",
+    "StableDiffusionXLPipeline": "stable-diffusion-xl",
+    "StableDiffusion3Pipeline": "stable-diffusion-3",
+    "FluxPipeline": "flux",
+}
+"""The families of the step engine, by their text-to-image pipelines."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +69,7 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
 
     Returns:
         None where its files cannot be read: it is not downloaded, or is elsewhere, is damaged, or
-        is no folder.
+        is no folder; or where only its pipeline can tell.
 
     Raises:
         ConfigError: there cannot be a model of that name, or the pool's sizes or its sampler do
@@ -71,6 +80,8 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
         return None
     if "/" not in pool.model and not folder.is_dir():
         raise no_such_model(pool.model)
+    if _is_called(pool, folder):
+        return None
     is_flow = (folder / "transformer").is_dir()
     try:
         model, vae, scheduler = (
@@ -91,6 +102,36 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
     check_schedules(pool, outer)
     check_group(pool, model)
     return LocalModel(sizes, samplers)
+
+
+def engine_of(pool: PoolConfig, pipeline: str) -> EngineKind:
+    """Return what runs a pool's model: where nobody says, calls are for what steps do not cover.
+
+    Args:
+        pipeline: class of the pipeline that takes text alone, of the model's folder.
+
+    Raises:
+        ConfigError: the pool has settings that are of steps alone, and calls are to run its model.
+    """
+    is_covered = pipeline in FAMILY_BY_PIPELINE
+    if pool.engine == "steps" or (pool.engine == "auto" and is_covered):
+        return "steps"
+    if given := pool.only_of_steps:
+        raise ConfigError(
+            f"pool {pool.name}: {' and '.join(given)} cannot be set: its model, a {pipeline}, is "
+            "run call by call (engine: diffusers); leave it out"
+        )
+    return "diffusers"
+
+
+def _is_called(pool: PoolConfig, folder: Path) -> bool:
+    """Whether a folder's model is run call by call; False where its index cannot be read."""
+    try:
+        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
+        pipeline = str(index["_class_name"]).replace("InpaintPipeline", "Pipeline")
+    except (OSError, ValueError, LookupError, TypeError):
+        return False
+    return engine_of(pool, pipeline) == "diffusers"
 
 
 def check_models(config: ClusterConfig) -> None:
@@ -201,11 +242,16 @@ def model_sizes(pool: PoolConfig, model: Mapping[str, Any], vae: Mapping[str, An
         default_width_px=width,
         default_height_px=height,
     )
-    _check_sizes(pool, found)
+    check_sides(pool, found)
     return found
 
 
-def _check_sizes(pool: PoolConfig, sizes: ModelSizes) -> None:
+def check_sides(pool: PoolConfig, sizes: ModelSizes) -> None:
+    """Refuse a pool whose sizes do not suit its model.
+
+    Raises:
+        ConfigError: it says what does.
+    """
     sides = {
         "default width": sizes.default_width_px,
         "default height": sizes.default_height_px,
@@ -240,6 +286,8 @@ def _sample_size(model: Mapping[str, Any]) -> tuple[int, int] | None:
 
 def vae_scale_factor(vae: Mapping[str, Any]) -> int:
     """Return image pixels per latent pixel of an autoencoder, from its configuration."""
+    if "temperal_downsample" in vae:
+        return int(2 ** len(vae["temperal_downsample"]))
     blocks = vae.get("block_out_channels") or vae["decoder_block_out_channels"]
     return int(2 ** (len(blocks) - 1))
 

@@ -101,6 +101,13 @@ def folder_sampling(
     return FolderSampling(sampler, steps, scale, is_exact, origin)
 
 
+def nearest_sampler(scheduler: str) -> SamplerName:
+    """Return the sampler that a scheduler class comes nearest to, whatever it is."""
+    is_flow = scheduler.startswith("FlowMatch")
+    usual: SamplerName = "flow_match_euler" if is_flow else "euler"
+    return _SAMPLERS.get(scheduler) or _NEAREST.get(scheduler) or usual
+
+
 def _sampler(name: str, scheduler: Mapping[str, Any]) -> tuple[SamplerName, bool]:
     """Return the sampler of a scheduler class, and whether it is the same method."""
     sampler, is_exact = _SAMPLERS.get(name), True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from ray_cluster.policies.fidelity import LoraStart, StepTable
-from ray_cluster.requests.parts import EditKind, GuidanceKind, SamplerName
+from ray_cluster.requests.parts import EditKind, EngineKind, GuidanceKind, SamplerName
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,7 @@ class ModelProfile:
         outer_blocks: fewest and most outer blocks of its reuse schedules; None for no reuse.
         prompt_digest: of the tokenizers that count; empty where only replicas can count.
         edits: what it makes of images; inpainting models need a mask.
+        engine: what runs it; calls take no ControlNets, no LoRAs, and show no previews.
         lora_start: steps without LoRAs by fidelity; None where no mode but exact is offered with
             LoRAs.
     """
@@ -59,4 +60,5 @@ class ModelProfile:
     outer_blocks: tuple[int, int] | None = None
     prompt_digest: str = ""
     edits: EditKind = "any"
+    engine: EngineKind = "steps"
     lora_start: LoraStart | None = None

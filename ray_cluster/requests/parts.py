@@ -13,8 +13,10 @@ FlowSampler = Literal["flow_match_euler"]
 SamplerName = Literal[NoiseSampler, FlowSampler]
 GuidanceKind = Literal["rows", "embedded", "none"]
 """Guidance by a second row per step, by an input of the model, or none."""
-EditKind = Literal["any", "masked"]
-"""Images from text and any edits; or edits with a mask, and nothing else."""
+EditKind = Literal["any", "masked", "none"]
+"""Images from text and any edits; edits with a mask alone; or images from text alone."""
+EngineKind = Literal["steps", "diffusers"]
+"""Own steps of any mixture of images, or calls of diffusers' pipelines, one image each."""
 ImageFormat = Literal["png", "jpeg", "webp"]
 # for models trained on noise schedules, and for those trained on flows
 SAMPLER_NAMES: tuple[NoiseSampler, ...] = get_args(NoiseSampler)

@@ -168,3 +168,17 @@ def test_steps_that_ask_for_a_controlnet_are_counted() -> None:
     core.offer([image_request("a", "heavy", num_steps=7, add_ons=used)], 0.0)
     assert seen(core).num_accepted("control:edges") == 7
     assert STAGE.discriminator == "judge"
+
+
+def test_a_pipeline_makes_one_image_a_call_whatever_the_settings_say() -> None:
+    core = make_core()
+    core.apply(settings_of(CELL), 0.0)
+    last = known(CELL)
+    heavy = last["heavy-pool"]
+    assert heavy.profile is not None
+    called = replace(heavy, max_batch=1, profile=replace(heavy.profile, engine="diffusers"))
+    in_force = InForce(settings_of(CELL), started_s=1e9)
+    for registered_now, batch in ((heavy, 3), (called, 1)):
+        pools = last | {"heavy-pool": registered_now}
+        found = observe(core, in_force, pools, {}, Instant(0.0, 1e9)).pools
+        assert {one.pool: one.max_batch for one in found}["heavy-pool"] == batch

@@ -19,7 +19,7 @@ from ray_cluster.errors import without_password
 from ray_cluster.protocol.jobs import JobState
 from ray_cluster.protocol.loras import LoraState, LoraStatus
 from ray_cluster.protocol.outcomes import CascadeStage
-from ray_cluster.requests import EditKind, SamplerName
+from ray_cluster.requests import EditKind, EngineKind, SamplerName
 
 
 class StepsByFidelity(BaseModel):
@@ -75,7 +75,11 @@ class ModelCard(BaseModel):
     )
     edits: EditKind = Field(
         description="(extension) `any`: images from text, edits with and without a mask; `masked`: "
-        "edits with a mask alone, as of an inpainting model."
+        "edits with a mask alone, as of an inpainting model; `none`: images from text alone."
+    )
+    engine: EngineKind = Field(
+        description="(extension) `steps`: its images share steps, and any may stop at each; "
+        "`diffusers`: a pipeline as it is, an image a call, which starts over when it is stopped."
     )
     max_input_images: int = Field(description="(extension) Most images of an edit.")
     fewer_steps: FewerStepsCard | None = Field(

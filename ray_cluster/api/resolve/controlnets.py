@@ -47,6 +47,9 @@ class SentControlNet:
             InvalidRequest: it names the ControlNet's bases.
         """
         model, name, code = profile.model, f"is {self.choice.name!r}", "controlnet_of_another_model"
+        if profile.engine == "diffusers":
+            what = f"and {model} is run call by call, without ControlNets"
+            raise wrong(f"{self.param}.name", f"{name}, {what}", "other model", code=code)
         if profile.family in _TRANSFORMERS:
             what = f"but this image is made by {model}, a diffusion transformer ({profile.family})"
             raise wrong(f"{self.param}.name", f"{name}, {what}", "for unets", code=code)

@@ -81,6 +81,9 @@ def resolve_edit(
 
 
 def _check_images(images: CheckedImages, profile: ModelProfile) -> None:
+    if profile.edits == "none":
+        what = f"is {profile.model}, which makes images from text alone here"
+        raise wrong("model", what, "any edits")
     facts = images.mask_facts
     if facts is None:
         if profile.edits == "masked":

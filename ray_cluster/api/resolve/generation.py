@@ -50,7 +50,7 @@ def resolve(
         profile.lora_start,
     )
     num_steps, terms = resolve_steps(fields, setting)
-    output = replace(_output(fields), is_stored=is_stored, num_previews=fields.partial_images or 0)
+    output = replace(_output(fields, profile), is_stored=is_stored)
     first_seed = _first_seed(fields, num_images)
     return tuple(
         ImageRequest(
@@ -168,18 +168,28 @@ def _check_guidance(fields: ImageGenerationRequest, profile: ModelProfile) -> No
         raise wrong("negative_prompt", what, "leave out")
 
 
-def _output(fields: ImageGenerationRequest) -> OutputSpec:
+def _num_previews(fields: ImageGenerationRequest, profile: ModelProfile) -> int:
+    if fields.partial_images and profile.engine == "diffusers":
+        what = f"is {fields.partial_images}, but {profile.model} is run call by call"
+        raise wrong("partial_images", f"{what}, and shows no previews", "leave out")
+    return fields.partial_images or 0
+
+
+def _output(fields: ImageGenerationRequest, profile: ModelProfile) -> OutputSpec:
+    num_previews = _num_previews(fields, profile)
     image_format = fields.output_format or "png"
     compression, metadata = fields.output_compression, fields.metadata
     if image_format == "png":
         if compression not in {None, 100}:
             what = "changes nothing with png, which is lossless"
             raise wrong("output_compression", what, "lossless")
-        return OutputSpec("png", None, True if metadata is None else metadata)
+        return OutputSpec("png", None, metadata is not False, num_previews=num_previews)
     if metadata:
         what = f"is true, but {image_format} has none: only a png carries its recipe"
         raise wrong("metadata", what, "recipe")
-    return OutputSpec(image_format, 100 if compression is None else compression, False)
+    return OutputSpec(
+        image_format, 100 if compression is None else compression, False, num_previews=num_previews
+    )
 
 
 def _first_seed(fields: ImageGenerationRequest, num_images: int) -> int:

@@ -72,6 +72,9 @@ class WantedImages:
         """
         for one in self.controlnets:
             one.check_model(profile)
+        if self.loras and profile.engine == "diffusers":
+            what = f"cannot be added to {profile.model}, which is run call by call"
+            raise wrong("loras", what, "other model")
         if self.controlnets:
             check_unmeasured(self.fields, "without ControlNets", "an image with them")
             profile = replace(profile, fewer_steps=None)

@@ -125,6 +125,7 @@ def _card(profile: ModelProfile, controlnets: list[str], upscale: UpscaleCard | 
         max_prompt_tokens=profile.max_prompt_tokens,
         max_steps_by_sampler=dict(profile.max_steps_by_sampler),
         edits=profile.edits,
+        engine=profile.engine,
         max_input_images=MAX_INPUT_IMAGES,
         controlnets=controlnets,
         upscale=upscale,

@@ -49,9 +49,10 @@ def profile_of(pool: PoolConfig) -> ModelProfile:
     """
     _quieten()
     from ray_cluster.engine.models.loading import inspect_model
+    from ray_cluster.engine.pipelines.loading import inspect_pipeline, is_called
 
     with _one_hierarchy(pool):
-        return inspect_model(pool).profile
+        return (inspect_pipeline(pool) if is_called(pool) else inspect_model(pool)).profile
 
 
 def check_gpus(pool: PoolConfig) -> None:
@@ -88,6 +89,7 @@ def plan_pool(pool: PoolConfig, card: Card | None = None) -> PlannedModel:
     """
     _quieten()
     from ray_cluster.engine.models.loading import inspect_model, plan_model
+    from ray_cluster.engine.pipelines.loading import inspect_pipeline, is_called
     from ray_cluster.engine.stages.warmup import prepare_threads
 
     prepare_threads(pool.num_threads)
@@ -95,6 +97,9 @@ def plan_pool(pool: PoolConfig, card: Card | None = None) -> PlannedModel:
     number_format = pool.number_format(None if card is None else card.capability)
     is_known = pool.device == "cpu" or card is not None or pool.memory_gib is not None
     with _one_hierarchy(pool):
+        if is_called(pool):
+            called = inspect_pipeline(pool)
+            return PlannedModel(called.profile, called.memory, number_format, called.words)
         model = inspect_model(pool)
         memory = plan_model(pool, model, card) if is_known and number_format is not None else None
     return PlannedModel(model.profile, memory, number_format, model.sampling_words)

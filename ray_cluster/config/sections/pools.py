@@ -164,6 +164,13 @@ class PoolConfig(Hardware, WorkerConfig):
         description="name of the model at the API; pools with the same name share a queue",
         json_schema_extra=CALLS,
     )
+    engine: Literal["auto", "steps", "diffusers"] = Field(
+        "auto",
+        description="what runs the model: `steps`, the step engine (SD1.5, SD2, SDXL, SD3, FLUX.1),"
+        " `diffusers`, a pipeline of that package as it is, one image a call ([any other "
+        "pipeline](operations.md#any-other-pipeline)), or `auto`, the first where it covers the "
+        "model",
+    )
     dtype: NumberFormat | None = Field(
         None,
         description="number format; null takes float32 on a CPU, and on a GPU bfloat16, or float16 "
@@ -273,8 +280,20 @@ class PoolConfig(Hardware, WorkerConfig):
 
     @property
     def step_batch(self) -> int:
-        """Images that are stepped together at most; a group steps each on ranks of its own."""
-        return 1 if self.is_group else self.max_batch
+        """Images that are stepped together at most; a group, or a call, steps each alone."""
+        return 1 if self.is_group or self.engine == "diffusers" else self.max_batch
+
+    @property
+    def only_of_steps(self) -> list[str]:
+        """Settings that are given, and that only the step engine knows."""
+        given = {
+            "ranks": self.is_group,
+            "fidelity": self.fidelity is not None,
+            "lora_start": self.lora_start is not None,
+            "cuda_graphs": self.cuda_graphs != "off",
+            "defaults.sampler": self.defaults.sampler is not None,
+        }
+        return [name for name, is_given in given.items() if is_given]
 
     @property
     def is_group(self) -> bool:
@@ -305,6 +324,15 @@ class PoolConfig(Hardware, WorkerConfig):
             capability: the GPU's.
         """
         return self.dtype or default_format(self.device, capability)
+
+    @model_validator(mode="after")
+    def _check_engine(self) -> Self:
+        if self.engine == "diffusers" and (given := self.only_of_steps):
+            raise ValueError(
+                f"{' and '.join(given)} cannot be set with engine: diffusers, which runs calls of "
+                "a pipeline as they are; leave it out"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_group(self) -> Self:

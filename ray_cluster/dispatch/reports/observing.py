@@ -136,6 +136,9 @@ def _pool(
 ) -> ObservedPool:
     found = settings.find(last.pool)
     tuning = found if isinstance(found, PoolConfig) else None
+    is_called = last.profile is not None and last.profile.engine == "diffusers"
+    # a group steps one image on a set, a pipeline one in a call, whatever the settings say
+    steps_alone = is_called or last.group is not None
     return ObservedPool(
         pool=last.pool,
         kind=last.kind,
@@ -146,8 +149,7 @@ def _pool(
         load_s=last.load_s,
         step_cost=last.step_cost,
         typical=_typical(tuning, last),
-        # a group steps one image on a set, whatever the settings say
-        max_batch=last.max_batch if found is None or last.group else found.max_batch,
+        max_batch=last.max_batch if found is None or steps_alone else found.max_batch,
         min_replicas=1 if tuning is None else tuning.min_replicas,
         max_replicas=None if tuning is None else tuning.max_replicas,
         replicas=tuple(_replica(one, now_s) for one in live),

@@ -57,6 +57,7 @@ from ray_cluster.imaging.edit_images import EditPixels
 from ray_cluster.models.fidelity_tables import step_table
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import (
+    FAMILY_BY_PIPELINE,
     check_group,
     check_sampler,
     check_schedules,
@@ -71,13 +72,6 @@ from ray_cluster.policies.steps.reuse import num_outer_blocks
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 logger = logging.getLogger(__name__)
-
-FAMILY_BY_PIPELINE = {
-    "StableDiffusionPipeline": "stable-diffusion",
-    "StableDiffusionXLPipeline": "stable-diffusion-xl",
-    "StableDiffusion3Pipeline": "stable-diffusion-3",
-    "FluxPipeline": "flux",
-}
 
 MakeExecutor = Callable[[Any, int, torch.device], Executor[Any, Any]]
 """Makes the executor of a denoiser, given image pixels per latent pixel and its device."""
@@ -330,7 +324,8 @@ def _family(folder: Path) -> str:
     name = pipeline_name(folder)
     if name not in FAMILY_BY_PIPELINE:
         raise ModelUnsupported(
-            f"{folder.name} is a {name}; covered pipelines: {sorted(FAMILY_BY_PIPELINE)}"
+            f"{folder.name} is a {name}; covered pipelines: {sorted(FAMILY_BY_PIPELINE)}; "
+            "engine: diffusers runs others"
         )
     return FAMILY_BY_PIPELINE[name]
 

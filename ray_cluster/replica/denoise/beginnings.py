@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
-from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.imaging.edit_images import EditPixels
@@ -18,6 +17,7 @@ from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.denoise.endings import Endings
 from ray_cluster.replica.denoise.late_loras import LateLoras
 from ray_cluster.replica.denoise.metrics import ReplicaMetrics
+from ray_cluster.replica.denoise.runs import Runs
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.replica.unexpected import failing_alone
@@ -52,7 +52,7 @@ class Beginnings:
 
     def __init__(
         self,
-        runner: EngineRunner,
+        runner: Runs,
         states: StateTransfer,
         delivery: Delivery,
         late_loras: LateLoras | None,

@@ -7,12 +7,12 @@ import math
 from collections.abc import Callable
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
-from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.process.tasks import Tasks
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.replica.denoise.endings import Endings
 from ray_cluster.replica.denoise.lora_shelf import LoraShelf
+from ray_cluster.replica.denoise.runs import Runs
 from ray_cluster.replica.unexpected import failing_alone
 from ray_cluster.requests import ImageRequest
 
@@ -38,7 +38,7 @@ class LateLoras:
 
     def __init__(
         self,
-        runner: EngineRunner,
+        runner: Runs,
         shelf: LoraShelf,
         endings: Endings,
         on_overdue: Callable[[str], None],

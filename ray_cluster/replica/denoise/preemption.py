@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 
-from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.errors import InvalidRequest, RequestFailed
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.replica.denoise.endings import Endings
+from ray_cluster.replica.denoise.runs import Runs
 from ray_cluster.replica.states.transfer import StateTransfer
 from ray_cluster.replica.unexpected import failing_alone
 
@@ -20,7 +20,7 @@ class Preemptions:
     Their leases are returned once these are there.
     """
 
-    def __init__(self, runner: EngineRunner, states: StateTransfer, endings: Endings) -> None:
+    def __init__(self, runner: Runs, states: StateTransfer, endings: Endings) -> None:
         self._runner = runner
         self._states = states
         self._endings = endings

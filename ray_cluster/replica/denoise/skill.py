@@ -11,7 +11,6 @@ from dataclasses import replace
 from functools import partial
 
 from ray_cluster.engine.stages.events import Died, RunnerEvent, Stepped
-from ray_cluster.engine.stages.runner import EngineRunner
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.protocol.dispatcher import DispatcherLink
 from ray_cluster.protocol.leases import Lease, Poll, PollReply, Registration
@@ -25,6 +24,7 @@ from ray_cluster.replica.denoise.lora_shelf import LoraShelf
 from ray_cluster.replica.denoise.metrics import ReplicaMetrics
 from ray_cluster.replica.denoise.preemption import Preemptions
 from ray_cluster.replica.denoise.preview_sender import Previews
+from ray_cluster.replica.denoise.runs import Runs
 from ray_cluster.replica.log import ReplicaLog
 from ray_cluster.replica.skill import Shell, Skill
 from ray_cluster.replica.states.transfer import StateTransfer
@@ -53,7 +53,7 @@ class DenoiseSkill(Skill):
         self,
         registration: Registration,
         *,
-        runner: EngineRunner,
+        runner: Runs,
         delivery: Delivery,
         states: StateTransfer,
         loras: LoraShelf | None = None,

@@ -1,0 +1,336 @@
+"""From a pool's configuration to a pipeline of diffusers that can be called."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import diffusers
+import numpy as np
+import torch
+from torch import nn
+
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.device.gpu import prepare_card, this_card, worker_device
+from ray_cluster.engine.files.folders import (
+    component_config,
+    component_names,
+    denoiser_name,
+    pipeline_name,
+    resolve_folder,
+)
+from ray_cluster.engine.models.loading import number_type
+from ray_cluster.engine.pipelines.classes import PipelineFacts, pipeline_facts
+from ray_cluster.engine.stages.autoencoder import Pixels
+from ray_cluster.errors import MODEL_ERRORS, ConfigError, MemoryRefused
+from ray_cluster.models.json_files import read_object
+from ray_cluster.models.local import ModelSizes, check_sides, engine_of, vae_scale_factor
+from ray_cluster.models.prompt_tokens import packed, too_long
+from ray_cluster.models.sampling import nearest_sampler
+from ray_cluster.models.weight_files import INDEX, UNUSED, check_files, components, weight_files
+from ray_cluster.policies.costs.gpu_shares import replica_bytes
+from ray_cluster.policies.costs.memory import MemoryPlan
+from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer, size_of
+
+logger = logging.getLogger(__name__)
+
+# models that rewrite prompts, which is switched off
+_REWRITERS = ("pe", "pe_tokenizer")
+# of a pipeline that does not say
+_SIDE_PX, _MAX_TOKENS, _FACTOR = 1024, 512, 8
+# patches of two latent pixels, where nothing else is known
+_LEAST_MULTIPLE_PX = 16
+# a tokenizer without a limit of its own has some astronomic number
+_UNLIMITED = 1_000_000
+
+OnStep = Callable[[], None]
+"""Called at the end of each step; what it raises ends the call."""
+
+
+@dataclass(frozen=True, slots=True)
+class InspectedPipeline:
+    """What a folder says of a pipeline, before any weight is loaded.
+
+    Attributes:
+        profile: what it accepts, but for the length of its prompts.
+        weight_bytes: of all its models, in the pool's number format; in float32 if it is not known.
+    """
+
+    folder: Path
+    facts: PipelineFacts
+    profile: ModelProfile
+    weight_bytes: int
+    sampling_words: str
+
+    @property
+    def memory(self) -> MemoryPlan:
+        """What is known before a call: weights; the first call at the largest size tells all."""
+        profile, weights = self.profile, self.weight_bytes
+        sizes = {(profile.default_width_px, profile.default_height_px): 1}
+        words = f"{weights / 2**30:.2f} GiB of weights; its first call is at the largest size"
+        return MemoryPlan("fits", "nothing", sizes, weights, 0, weights, words)
+
+    @property
+    def words(self) -> str:
+        """How it is run, for people."""
+        return (
+            f"run by diffusers' {self.facts.name} call by call (engine: diffusers), one image at a "
+            f"time, which starts over when it is stopped; {self.sampling_words}"
+        )
+
+
+def is_called(pool: PoolConfig) -> bool:
+    """Whether a pool's model is run call by call; a hub model is downloaded."""
+    return engine_of(pool, pipeline_name(resolve_folder(pool.model))) == "diffusers"
+
+
+def inspect_pipeline(pool: PoolConfig) -> InspectedPipeline:
+    """Read what the files of a pool's pipeline say; a hub model is downloaded.
+
+    Raises:
+        ConfigError: the model cannot be found or is not whole, or the pool's sizes do not suit it.
+        ModelUnsupported: its pipeline makes no images from text.
+    """
+    folder = resolve_folder(pool.model)
+    facts = pipeline_facts(pipeline_name(folder), read_object(folder / INDEX))
+    check_files(folder)
+    scheduler = _config(folder, "scheduler")
+    sampler = nearest_sampler(str(scheduler.get("_class_name")))
+    sizes, defaults, own = _sizes(pool, folder, facts), pool.defaults, facts.default_scale
+    steps = defaults.num_inference_steps or int(facts.defaults["num_inference_steps"])
+    scale = own if defaults.guidance_scale is None else defaults.guidance_scale
+    profile = ModelProfile(
+        model=pool.model_name,
+        family=facts.name.removesuffix("Pipeline"),
+        size_multiple_px=sizes.multiple_px,
+        min_px=sizes.min_px,
+        max_px=sizes.max_px,
+        default_width_px=sizes.default_width_px,
+        default_height_px=sizes.default_height_px,
+        default_num_steps=steps,
+        default_guidance_scale=scale,
+        default_sampler=sampler,
+        max_steps_by_sampler={sampler: pool.max_num_inference_steps},
+        max_prompt_tokens=_most_tokens(facts),
+        created_s=int((folder / INDEX).stat().st_mtime),
+        guidance=facts.guidance.kind,
+        edits="none",
+        engine="diffusers",
+    )
+    if profile.guidance == "none" and scale > 1:
+        raise ConfigError(
+            f"pool {pool.name}: defaults.guidance_scale is {scale:g}, but this model is made to do "
+            "without guidance; leave it out"
+        )
+    words = (
+        f"the folder's own {scheduler.get('_class_name')} (`{sampler}` at the API), {steps} steps, "
+        f"guidance {scale:g}; what defaults leave out is from {facts.name}"
+    )
+    return InspectedPipeline(folder, facts, profile, _weight_bytes(pool, folder), words)
+
+
+def _sizes(pool: PoolConfig, folder: Path, facts: PipelineFacts) -> ModelSizes:
+    denoiser, vae = _config(folder, denoiser_name(folder)), _config(folder, "vae")
+    try:
+        factor = vae_scale_factor(vae)
+    except LookupError:
+        factor = _FACTOR
+    patch = denoiser.get("patch_size")
+    multiple = math.lcm(factor * (patch if isinstance(patch, int) else 2), _LEAST_MULTIPLE_PX)
+    side, sample = facts.defaults["height"], denoiser.get("sample_size")
+    if not isinstance(side, int):
+        side = sample * factor if isinstance(sample, int) else _SIDE_PX
+    width, height = (side, side) if pool.defaults.size is None else size_of(pool.defaults.size)
+    largest = pool.max_px or 2 * max(width, height)
+    found = ModelSizes(multiple, pool.min_px or multiple, largest, width, height)
+    check_sides(pool, found)
+    return found
+
+
+def _config(folder: Path, component: str) -> dict[str, Any]:
+    """Return a component's configuration; empty for one that the pipeline has not."""
+    has_it = component in component_names(folder)
+    return component_config(folder, component) if has_it else {}
+
+
+def _most_tokens(facts: PipelineFacts) -> int:
+    return facts.defaults.get("max_sequence_length") or _MAX_TOKENS
+
+
+def _weight_bytes(pool: PoolConfig, folder: Path) -> int:
+    each = 4 if pool.number_format() in {None, "float32"} else 2
+    found = [weight_files(folder, one) for one in components(folder) if one.has_weights]
+    shapes = [shape for one in found if not one.is_pickled for shape in one.shapes().values()]
+    return each * sum(map(math.prod, shapes))
+
+
+class CalledPipeline:
+    """A loaded pipeline; one thread calls it, one image at a time.
+
+    Args:
+        pipeline: of diffusers.
+        limits: its tokenizers that count, with the most tokens of a prompt.
+
+    Attributes:
+        profile: what it accepts.
+        memory_words: how it was loaded, for people.
+    """
+
+    def __init__(
+        self,
+        inspected: InspectedPipeline,
+        pipeline: Any,
+        device: torch.device,
+        limits: list[tuple[Any, int]],
+        memory_words: str,
+    ) -> None:
+        self.facts, self.device = inspected.facts, device
+        self.memory_words, self.words = memory_words, inspected.words
+        self.profile = replace(
+            inspected.profile,
+            max_prompt_tokens=min((most for _, most in limits), default=_MAX_TOKENS),
+        )
+        self._pipeline, self._limits = pipeline, limits
+        self._schedulers: Mapping[str, Any] = {
+            name: one
+            for name, one in pipeline.components.items()
+            if isinstance(one, diffusers.SchedulerMixin)
+        }
+
+    @property
+    def tokenizers(self) -> tuple[PromptTokenizer, ...]:
+        """Those that count, for processes without the model; none if they need Python."""
+        if not all(hasattr(one, "backend_tokenizer") for one, _ in self._limits):
+            return ()
+        return tuple(packed(one.backend_tokenizer.to_str(), most) for one, most in self._limits)
+
+    def check_prompts(self, request: ImageRequest) -> None:
+        """Refuse a prompt that the pipeline would cut without a word.
+
+        Raises:
+            InvalidRequest: with the numbers.
+        """
+        texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt or ""}
+        for tokenizer, most in self._limits:
+            for param, text in texts.items():
+                count = len(tokenizer(text, add_special_tokens=False)["input_ids"])
+                if count > most:
+                    raise too_long(param, count, most)
+
+    def make(self, request: ImageRequest, on_step: OnStep) -> Pixels:
+        """Make a request's image, ``[H, W, 3]`` uint8, as the pipeline alone would.
+
+        Raises:
+            ArithmeticError: the image became NaN or infinite.
+            ValueError: the pipeline made no such image.
+        """
+        # a scheduler is state, and what breaks a call off leaves it in the middle
+        for name, one in self._schedulers.items():
+            setattr(self._pipeline, name, copy.deepcopy(one))
+        arguments = self.facts.arguments(request)
+        if self.facts.callback is not None:
+            arguments[self.facts.callback] = _callback(self.facts, on_step)
+        generator = torch.Generator("cpu").manual_seed(request.seed)
+        try:
+            images = self._pipeline(**arguments, generator=generator).images
+        finally:
+            # of offloading; a call that is broken off does not come to it
+            self._pipeline.maybe_free_model_hooks()
+        image = np.asarray(images[0])
+        if image.shape != (request.height_px, request.width_px, 3) or image.dtype.kind != "f":
+            raise ValueError(f"the pipeline made {image.shape} of {image.dtype}, no image")
+        if not np.isfinite(image).all():
+            raise ArithmeticError("the image became NaN or infinite")
+        # as diffusers makes pictures of arrays
+        return (image * 255).round().astype(np.uint8)
+
+
+def _callback(facts: PipelineFacts, on_step: OnStep) -> Callable[..., Any]:
+    def at_end(_pipeline: Any, _step: int, _timestep: Any, kept: dict[str, Any]) -> dict[str, Any]:
+        on_step()
+        return kept
+
+    def at_end_of_old(_step: int, _timestep: Any, _latents: Any) -> None:
+        on_step()
+
+    return at_end if facts.callback == "callback_on_step_end" else at_end_of_old
+
+
+def load_pipeline(pool: PoolConfig) -> CalledPipeline:
+    """Load the pipeline of a pool, if its weights have room.
+
+    Raises:
+        ConfigError, ModelUnsupported: see :func:`inspect_pipeline`.
+        MemoryRefused: its weights do not fit.
+    """
+    inspected = inspect_pipeline(pool)
+    device = worker_device(pool)
+    card = this_card() if device.type == "cuda" else None
+    dtype = number_type(pool, card)
+    limit = pool.memory_bytes
+    if card is not None:
+        prepare_card(pool, card, dtype)
+        limit = replica_bytes(card, pool.num_gpus, pool.memory_bytes)
+    fits = limit is None or inspected.weight_bytes < limit
+    if not fits and (card is None or pool.offload == "never"):
+        raise MemoryRefused(
+            f"pool {pool.name}: {inspected.weight_bytes / 2**30:.2f} GiB of weights, and memory "
+            f"for {(limit or 0) / 2**30:.2f} GiB: raise memory_gib"
+            + ("" if card is None else ", or set offload: auto")
+        )
+    pipeline = _from_folder(inspected, dtype)
+    if fits:
+        pipeline.to(device)
+    else:
+        pipeline.enable_model_cpu_offload(device=device)
+    words = inspected.memory.explanation + ("" if fits else "; one model on the GPU at a time")
+    logger.info("pool %s: %s on %s; %s; %s", pool.name, dtype, device, words, inspected.words)
+    return CalledPipeline(inspected, pipeline, device, _limits(pipeline, inspected.facts), words)
+
+
+def _from_folder(inspected: InspectedPipeline, dtype: torch.dtype) -> Any:
+    folder, facts = inspected.folder, inspected.facts
+    taken = inspect.signature(facts.kind.__init__).parameters
+    index = read_object(folder / INDEX)
+    # checkers are for others to run; rewriters and watermarks change what was asked for
+    extra: dict[str, Any] = dict.fromkeys({*UNUSED, *_REWRITERS} & index.keys() & taken.keys())
+    off = ("requires_safety_checker", "add_watermarker")
+    extra |= {name: False for name in off if name in taken}
+    models = [weight_files(folder, one) for one in components(folder) if one.has_weights]
+    if variant := next((one.variant for one in models if one.variant), None):
+        extra["variant"] = variant
+    try:
+        pipeline = facts.kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **extra)
+    except MODEL_ERRORS as error:
+        raise ConfigError(f"{folder} cannot be loaded by diffusers: {error}") from error
+    pipeline.set_progress_bar_config(disable=True)
+    for component in pipeline.components.values():
+        if isinstance(component, nn.Module):
+            component.eval().requires_grad_(False)
+    return pipeline
+
+
+def _limits(pipeline: Any, facts: PipelineFacts) -> list[tuple[Any, int]]:
+    """Return the tokenizers of the encoder that reads most, with what it reads.
+
+    Others beside it see the start of a long prompt, as they do in diffusers.
+    """
+    found = []
+    for name, one in pipeline.components.items():
+        if name.startswith("tokenizer") and one is not None:
+            own = getattr(one, "model_max_length", _UNLIMITED)
+            most = min(_most_tokens(facts), own if own < _UNLIMITED else _MAX_TOKENS * 4)
+            marks = one.num_special_tokens_to_add()
+            if getattr(one, "chat_template", None):
+                empty = [{"role": "user", "content": ""}]
+                text = one.apply_chat_template(empty, tokenize=False, add_generation_prompt=True)
+                marks = len(one(text)["input_ids"])
+            found.append((one, most - marks))
+    most = max((limit for _, limit in found), default=0)
+    return [(one, limit) for one, limit in found if limit == most]

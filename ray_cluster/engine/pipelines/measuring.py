@@ -1,0 +1,114 @@
+"""The first calls of a replica: one at the largest size, then what a step costs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from itertools import pairwise
+
+import torch
+
+from ray_cluster.engine.device.device_errors import is_out_of_memory, raise_if_broken
+from ray_cluster.engine.pipelines.loading import CalledPipeline
+from ray_cluster.engine.stages.warmup import other_size
+from ray_cluster.errors import MODEL_ERRORS, ConfigError, MemoryRefused
+from ray_cluster.policies.types import StepCost
+from ray_cluster.requests import ImageRequest
+
+logger = logging.getLogger(__name__)
+
+SizePx = tuple[int, int]
+
+# a call's seconds less those of another with fewer steps are the steps'
+_FEW, _MORE = 2, 5
+_REPEATS = 2
+# no measurement makes pixels free
+_LEAST_SHARE = 0.01
+
+
+def check_largest(model: CalledPipeline) -> None:
+    """Make one image of the largest size, so that none runs out of memory later.
+
+    Raises:
+        ConfigError: the pipeline makes no such image.
+        MemoryRefused: it does not fit.
+    """
+    profile = model.profile
+    side = profile.max_px // profile.size_multiple_px * profile.size_multiple_px
+    name, what = profile.model, f"a call at the largest size, {side}x{side}"
+    try:
+        # with guidance, which takes more where it is a second row
+        model.make(_trial(model, (side, side), _FEW, guidance_scale=2.0), lambda: None)
+    except MODEL_ERRORS as error:
+        raise_if_broken(error)
+        if is_out_of_memory(error):
+            raise MemoryRefused(
+                f"{name}: {what}, runs out of memory ({error}): lower max_px, or give it more"
+            ) from error
+        raise ConfigError(
+            f"{name}: {what}, fails ({type(error).__name__}: {error}): set max_px, min_px and "
+            "defaults.size to sizes that the pipeline makes"
+        ) from error
+    if model.device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(model.device) / 2**30
+        logger.info("%s: %s, took %.2f GiB", name, what, peak)
+
+
+def measured_cost(model: CalledPipeline, clock: Callable[[], float]) -> StepCost:
+    """Return what a step costs without guidance, by calls of two sizes and two numbers of steps."""
+    profile = model.profile
+    size, other = (profile.default_width_px, profile.default_height_px), other_size(profile)
+
+    def fastest(size_px: SizePx, num_steps: int) -> tuple[float, list[float]]:
+        """Return the seconds of a call, and those between ends of steps."""
+        calls, between = [], []
+        for _ in range(_REPEATS):
+            ends = [clock()]
+            model.make(_trial(model, size_px, num_steps), partial(_note, ends, clock))
+            calls.append(clock() - ends[0])
+            between += [later - end for end, later in pairwise(ends[1:])]
+        return min(calls), between
+
+    def step_and_rest_s(size_px: SizePx) -> tuple[float, float]:
+        more_s, between = fastest(size_px, _MORE)
+        if not between:
+            between = [(more_s - fastest(size_px, _FEW)[0]) / (_MORE - _FEW)]
+        step_s = max(min(between), _LEAST_SHARE * more_s / _MORE)
+        return step_s, max(0.0, more_s - _MORE * step_s)
+
+    step_s, rest_s = step_and_rest_s(size)
+    megapixels = size[0] * size[1] / 1e6
+    per_megapixel_s = step_s / megapixels
+    if other != size:
+        less = megapixels - other[0] * other[1] / 1e6
+        slope = (step_s - step_and_rest_s(other)[0]) / less
+        per_megapixel_s = min(max(slope, _LEAST_SHARE * per_megapixel_s), per_megapixel_s)
+    return StepCost(
+        fixed_s=step_s - per_megapixel_s * megapixels,
+        per_megapixel_s=per_megapixel_s,
+        # reading the prompt, too: it is outside of the steps
+        decode_per_megapixel_s=rest_s / megapixels,
+    )
+
+
+def _note(ends: list[float], clock: Callable[[], float]) -> None:
+    ends.append(clock())
+
+
+def _trial(
+    model: CalledPipeline, size_px: SizePx, num_steps: int, guidance_scale: float = 1.0
+) -> ImageRequest:
+    profile = model.profile
+    return ImageRequest(
+        request_id="trial",
+        model=profile.model,
+        prompt="a picture",
+        negative_prompt=None,
+        width_px=size_px[0],
+        height_px=size_px[1],
+        num_steps=num_steps,
+        guidance_scale=guidance_scale if profile.guidance != "none" else 1.0,
+        sampler=profile.default_sampler,
+        seed=0,
+    )

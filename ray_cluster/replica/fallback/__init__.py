@@ -1,0 +1,1 @@
+"""The worker that makes images by calls of diffusers' own pipelines."""

@@ -1,0 +1,219 @@
+"""Folders of pipelines that the step engine does not cover, with small random weights.
+
+Shapes are those of diffusers' own tests of these pipelines; the tokenizer is made here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from string import printable
+
+import torch
+from diffusers import (
+    AutoencoderDC,
+    AutoencoderKL,
+    AutoencoderKLQwenImage,
+    DPMSolverMultistepScheduler,
+    FlowMatchEulerDiscreteScheduler,
+    PixArtSigmaPipeline,
+    PixArtTransformer2DModel,
+    QwenImagePipeline,
+    QwenImageTransformer2DModel,
+    SanaPipeline,
+    SanaTransformer2DModel,
+    ZImagePipeline,
+    ZImageTransformer2DModel,
+)
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import (
+    Gemma2Config,
+    Gemma2Model,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3Config,
+    Qwen3Model,
+    T5Config,
+    T5EncoderModel,
+)
+
+_CHAT = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+)
+
+
+def build_tokenizer() -> PreTrainedTokenizerFast:
+    """A token for each character, with a chat template."""
+    names = ["<pad>", "<unknown>", "<end>", *printable]
+    core = Tokenizer(
+        models.WordLevel({one: index for index, one in enumerate(names)}, unk_token="<unknown>")
+    )
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        unk_token="<unknown>",
+        eos_token="<end>",
+        model_max_length=4096,
+        padding_side="right",
+    )
+    tokenizer.chat_template = _CHAT
+    return tokenizer
+
+
+def _kl_vae(channels: int) -> AutoencoderKL:
+    return AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * 2,
+        up_block_types=("UpDecoderBlock2D",) * 2,
+        block_out_channels=(16, 32),
+        layers_per_block=1,
+        latent_channels=channels,
+        norm_num_groups=8,
+        shift_factor=0.1,
+    )
+
+
+def save_pixart(folder: Path) -> Path:
+    """PixArt-Sigma, whose callback is of the old kind."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    transformer = PixArtTransformer2DModel(
+        sample_size=32,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=3,
+        caption_channels=32,
+        in_channels=4,
+        cross_attention_dim=24,
+        out_channels=8,
+    )
+    text = T5Config(
+        vocab_size=len(tokenizer), d_model=32, d_ff=37, d_kv=8, num_heads=4, num_layers=2
+    )
+    PixArtSigmaPipeline(
+        tokenizer, T5EncoderModel(text), _kl_vae(4), transformer, DPMSolverMultistepScheduler()
+    ).save_pretrained(folder)
+    return folder
+
+
+def save_qwen(folder: Path) -> Path:
+    """Qwen-Image, which is guided by ``true_cfg_scale``."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    text = {
+        "vocab_size": len(tokenizer),
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+        "rope_scaling": {"mrope_section": [1, 1, 2], "rope_type": "default", "type": "default"},
+    }
+    vision = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2}
+    encoder = Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(text_config=text, vision_config=vision | {"out_hidden_size": 16})
+    )
+    transformer = QwenImageTransformer2DModel(
+        in_channels=16,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=3,
+        joint_attention_dim=16,
+        axes_dims_rope=(8, 4, 4),
+    )
+    vae = AutoencoderKLQwenImage(
+        base_dim=24,
+        z_dim=4,
+        dim_mult=[1, 2, 4],
+        num_res_blocks=1,
+        temperal_downsample=[False, True],
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    QwenImagePipeline(scheduler, vae, encoder, tokenizer, transformer).save_pretrained(folder)
+    return folder
+
+
+def save_z_image(folder: Path) -> Path:
+    """Z-Image, whose guidance is off at 0."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    transformer = ZImageTransformer2DModel(
+        in_channels=16,
+        dim=32,
+        n_layers=2,
+        n_refiner_layers=1,
+        n_heads=2,
+        n_kv_heads=2,
+        cap_feat_dim=16,
+        axes_dims=[8, 4, 4],
+        axes_lens=[1024, 128, 128],
+    )
+    text = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+    )
+    # what is created empty is to be the same in each test
+    with torch.no_grad():
+        transformer.x_pad_token.normal_()
+        transformer.cap_pad_token.normal_()
+    ZImagePipeline(
+        FlowMatchEulerDiscreteScheduler(), _kl_vae(16), Qwen3Model(text), tokenizer, transformer
+    ).save_pretrained(folder)
+    return folder
+
+
+def save_sana(folder: Path) -> Path:
+    """Sana, which reads instructions before the prompt."""
+    torch.manual_seed(0)
+    tokenizer = build_tokenizer()
+    transformer = SanaTransformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        num_attention_heads=2,
+        attention_head_dim=4,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=4,
+        cross_attention_dim=8,
+        caption_channels=8,
+        patch_size=1,
+    )
+    blocks, channels = ("ResBlock", "EfficientViTBlock"), (8, 8)
+    vae = AutoencoderDC(
+        latent_channels=4,
+        attention_head_dim=2,
+        encoder_block_types=blocks,
+        decoder_block_types=blocks,
+        encoder_block_out_channels=channels,
+        decoder_block_out_channels=channels,
+        encoder_qkv_multiscales=((), (5,)),
+        decoder_qkv_multiscales=((), (5,)),
+        encoder_layers_per_block=(1, 1),
+        decoder_layers_per_block=(1, 1),
+        downsample_block_type="conv",
+        decoder_norm_types="rms_norm",
+        decoder_act_fns="silu",
+    )
+    text = Gemma2Config(
+        vocab_size=len(tokenizer),
+        head_dim=16,
+        hidden_size=8,
+        intermediate_size=64,
+        num_attention_heads=2,
+        num_hidden_layers=1,
+        num_key_value_heads=2,
+    )
+    scheduler = FlowMatchEulerDiscreteScheduler(shift=7.0)
+    SanaPipeline(tokenizer, Gemma2Model(text), vae, transformer, scheduler).save_pretrained(folder)
+    return folder
+
+
+SAVE = {"pixart": save_pixart, "qwen": save_qwen, "z-image": save_z_image, "sana": save_sana}
