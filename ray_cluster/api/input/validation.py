@@ -95,18 +95,16 @@ def _problem(item: ErrorDetails, fields: type[BaseModel]) -> InvalidRequest:
         hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
         return wrong(param, "is unknown", more=hint, code="unknown_parameter")
     if kind == "missing":
-        error = missing(param, "add it" if is_entry else REQUIRED[name])
-        if is_entry and (form := _right_entry(given, name)):
-            return InvalidRequest(f"{error.message} {form}", param, error.code)
-        return error
+        form = (is_entry and _right_entry(given, name)) or "add it"
+        return missing(param, form if is_entry else REQUIRED[name])
     allowed = (None if is_entry else FORMS.get(name)) or must_be(item) or item["msg"]
     # only lists have places in them
     if len(item["loc"]) == 2:
         allowed = "a list of objects" if allowed == "a mapping" else f"a list of {allowed}"
     # a whole number is a number, though it may be larger than any float
     is_number = kind == "float_type" and type(given) is int and not is_entry
-    entry = None if is_entry else _right_entry(given, name)
-    hints = (_right_form(given, kind, last), entry, INSTEAD.get(param))
+    entry = "" if is_entry else _right_entry(given, name)
+    hints = (_right_form(given, kind, last), entry and f"W{entry[1:]}.", INSTEAD.get(param))
     return wrong(
         param,
         f"must be {allowed}; given {describe(given)}",
@@ -154,24 +152,20 @@ def _right_entry(given: object, field: str) -> str | None:
     """Return how to write LoRAs that were given by their names, or by names and scales."""
     if field != "loras":
         return None
-    entries: list[dict[str, Any]]
     match given:
         case str() if given:
-            name, _, scale = given.partition(":")
-            entries = [{"name": given[:100], "scale": 1}]
-            if _NUMBER.fullmatch(scale):
-                entries = [{"name": name[:100], "scale": float(scale)}]
-        case {"name": str(name), "scale": int() | float() as scale}:
-            entries = [{"name": name[:100], "scale": scale}]
-        case {"name": str(name)}:
-            entries = [{"name": name[:100]}]
-        case {"name": _} | {"scale": _}:
-            return None
+            name, _, number = given.partition(":")
+            is_scaled = _NUMBER.fullmatch(number)
+            name, scale = (name, float(number)) if is_scaled else (given, 1)
+        case {"name": str(name), **more}:
+            scale = more.get("scale", 1)
         case dict() if given and all(type(one) in (int, float) for one in given.values()):
-            entries = [{"name": name[:100], "scale": given[name]} for name in list(given)[:8]]
+            name, scale = next(iter(given.items()))
         case _:
             return None
-    return f"Write {json.dumps(entries)}."
+    if name == "scale" or type(scale) not in (int, float):
+        return None
+    return f"write {json.dumps([{'name': name[:100], 'scale': scale}])}"
 
 
 def describe(value: object) -> str:
