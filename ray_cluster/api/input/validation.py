@@ -152,6 +152,7 @@ def _right_entry(given: object, field: str) -> str | None:
     """Return how to write LoRAs that were given by their names, or by names and scales."""
     if field != "loras":
         return None
+    scale: object
     match given:
         case str() if given:
             name, _, number = given.partition(":")
