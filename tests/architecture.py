@@ -20,7 +20,7 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 8_690,
+    "api": 8_700,
     "benchmarks": 11_640,
     "cell": 1_130,
     "cli": 8_360,

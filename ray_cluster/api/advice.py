@@ -29,6 +29,7 @@ INSTEAD = {
     "output_format": "Pixels only: no vector images and no animations.",
     "seed": "For a random seed leave it out, or send null.",
     "num_inference_steps": "For the model's own number leave it out, or send null.",
+    "controlnets": 'Write [{"name": "...", "image": "..."}]; GET /v1/controlnets lists names.',
 }
 # what to say in a field that is required
 REQUIRED = {

@@ -124,8 +124,12 @@ async def test_files_of_other_kinds_are_named(
         (["pastel"], 'Write [{"name": "pastel", "scale": 1}].'),
         ("pastel", 'Write [{"name": "pastel", "scale": 1}].'),
         ({"pastel": 0.8}, 'Write [{"name": "pastel", "scale": 0.8}].'),
-        ({"name": "pastel", "scale": 0.8}, 'Write [{"name": "pastel"}].'),
-        ([{"pastel": 0.8}], "There are name, scale"),
+        ("pastel:0.8", 'Write [{"name": "pastel", "scale": 0.8}].'),
+        ({"name": "pastel"}, 'Write [{"name": "pastel", "scale": 1}].'),
+        ({"name": "pastel", "scale": 0.8}, 'Write [{"name": "pastel", "scale": 0.8}].'),
+        ([{"pastel": 0.8}], 'is required; write [{"name": "pastel", "scale": 0.8}].'),
+        ([{"name": "pastel", "scale": "0.8"}], "given '0.8'. Write 0.8 without quotes."),
+        ([{"scale": 0.8}], "is required; add it."),
         ([0.5], "a list of objects"),
     ],
 )
@@ -134,4 +138,6 @@ async def test_loras_in_other_shapes_are_refused_with_the_right_one(
 ) -> None:
     reply = await http.post("/v1/images/generations", json={"prompt": "x", "loras": given})
     assert reply.status_code == 400
-    assert says in error_of(reply)["message"]
+    message = error_of(reply)["message"]
+    assert says in message
+    assert message.lower().count("write") == says.lower().count("write")

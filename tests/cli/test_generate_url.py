@@ -159,7 +159,7 @@ def test_a_service_that_is_not_there(cli: Cli, free_port: int, tmp_path: Path) -
     assert result.exit_code == 1
     assert "cannot be reached" in result.stderr
     assert "ray-cluster serve" in result.stderr
-    assert "leave --url out" in result.stderr
+    assert "without --url" in result.stderr
 
 
 def test_what_is_no_url_is_refused(cli: Cli, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.torch import load_file, save_file
 
 from ray_cluster.cli.images.lora_options import loras_of_recipe, parse_loras
 from ray_cluster.errors import InvalidRequest
@@ -188,6 +189,7 @@ WRONG = {
     "no name": (("--lora", ":1"), "write NAME or NAME:SCALE"),
     "unknown": (("--lora", "nothing"), "built-in are outline, pastel, texture"),
     "no file": (("--lora", "./nothing.safetensors"), "there is no such file"),
+    "empty folder": (("--lora", "./folder"), "./folder: it has 0 files of .safetensors"),
     "pickle": (("--lora", "./a.bin"), "can hold programs"),
     "scale": (
         ("--lora", "pastel:5"),
@@ -219,6 +221,25 @@ def test_a_file_is_found_behind_a_hubs_link_and_by_a_long_path(cli: Cli, tmp_pat
     assert linked.read_bytes() == again.read_bytes()
 
 
+def test_what_peft_saves_is_read_with_its_configuration(cli: Cli, tmp_path: Path) -> None:
+    # twice the alpha is twice the scale
+    factors = {
+        key.replace("unet.", "base_model.model.", 1): one for key, one in load_file(PASTEL).items()
+    }
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    save_file(factors, folder / "adapter_model.safetensors")
+    said = {"peft_type": "LORA", "r": 4, "lora_alpha": 8}
+    (folder / "adapter_config.json").write_text(json.dumps(said))
+    images = {}
+    for lora in ("pastel", folder, folder / "adapter_model.safetensors"):
+        scale, out = 1 if lora == "pastel" else 0.5, tmp_path / f"{len(images)}.png"
+        made = cli("generate", *WORDS, "--lora", f"{lora}:{scale}", "-o", out)
+        assert made.exit_code == 0, made.output
+        images[str(lora)] = pixels_of(out).tobytes()
+    assert len(set(images.values())) == 1
+
+
 @pytest.mark.parametrize("case", WRONG, ids=list(WRONG))
 def test_a_wrong_lora_is_one_sentence(
     cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
@@ -226,6 +247,7 @@ def test_a_wrong_lora_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     for name in ("a.bin", "text.safetensors"):
         (tmp_path / name).write_text("some text")
+    (tmp_path / "folder").mkdir()
     arguments, said = WRONG[case]
     result = cli("generate", "x", *SMALL, *arguments)
     assert result.exit_code == 1

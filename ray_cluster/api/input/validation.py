@@ -95,14 +95,16 @@ def _problem(item: ErrorDetails, fields: type[BaseModel]) -> InvalidRequest:
         hint = f"Did you mean {near!r}?" if near else f"There are {', '.join(known)}."
         return wrong(param, "is unknown", more=hint, code="unknown_parameter")
     if kind == "missing":
-        return missing(param, "add it" if is_entry else REQUIRED[name])
+        form = (is_entry and _right_entry(given, name)) or "add it"
+        return missing(param, form if is_entry else REQUIRED[name])
     allowed = (None if is_entry else FORMS.get(name)) or must_be(item) or item["msg"]
     # only lists have places in them
     if len(item["loc"]) == 2:
         allowed = "a list of objects" if allowed == "a mapping" else f"a list of {allowed}"
     # a whole number is a number, though it may be larger than any float
     is_number = kind == "float_type" and type(given) is int and not is_entry
-    hints = (_right_form(given, kind, last), _right_entry(given, name), INSTEAD.get(param))
+    entry = "" if is_entry else _right_entry(given, name)
+    hints = (_right_form(given, kind, last), entry and f"W{entry[1:]}.", INSTEAD.get(param))
     return wrong(
         param,
         f"must be {allowed}; given {describe(given)}",
@@ -150,15 +152,21 @@ def _right_entry(given: object, field: str) -> str | None:
     """Return how to write LoRAs that were given by their names, or by names and scales."""
     if field != "loras":
         return None
-    if isinstance(given, str) and given:
-        return f'Write [{{"name": {json.dumps(given[:100])}, "scale": 1}}].'
+    scale: object
     match given:
+        case str() if given:
+            name, _, number = given.partition(":")
+            is_scaled = _NUMBER.fullmatch(number)
+            name, scale = (name, float(number)) if is_scaled else (given, 1)
+        case {"name": str(name), **more}:
+            scale = more.get("scale", 1)
         case dict() if given and all(type(one) in (int, float) for one in given.values()):
             name, scale = next(iter(given.items()))
-            return f'Write [{{"name": {json.dumps(name[:100])}, "scale": {scale}}}].'
-        case {"name": str(name)}:
-            return f'Write [{{"name": {json.dumps(name[:100])}}}].'
-    return None
+        case _:
+            return None
+    if name == "scale" or type(scale) not in (int, float):
+        return None
+    return f"write {json.dumps([{'name': name[:100], 'scale': scale}])}"
 
 
 def describe(value: object) -> str:

@@ -34,6 +34,7 @@ from ray_cluster.config.sections.cell_wide import StorageConfig
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.config.sections.workers import WorkerConfig
 from ray_cluster.errors import LAST_STAGES
+from ray_cluster.models.sources.lora_sources import config_beside
 from ray_cluster.protocol.loras import Lora
 
 _URL = "http://this-process"
@@ -90,7 +91,8 @@ def _config_of(
     cascades = [one for one in config.cascades if one.name == body.get("model")]
     scorers = {one.discriminator for one in cascades}
     # of a link, both ends: a hub's cache names only its links
-    ends = {end for one in call.loras for end in (one.path.absolute(), one.path.resolve())}
+    files = {file for one in call.loras for file in (one.path, config_beside(one.path))}
+    ends = {end for one in files for end in (one.absolute(), one.resolve())}
     loras = {
         **_ANY_LORA,
         "folder": str(folder / "loras"),

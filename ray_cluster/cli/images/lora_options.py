@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ray_cluster.errors import ConfigError, InvalidRequest
 from ray_cluster.models.builtin import BUILTIN_PARTS, weights_folder
+from ray_cluster.models.sources.lora_sources import only_file
 
 _SUFFIX = ".safetensors"
 # of the LoRAs that ship with the package
@@ -68,7 +69,7 @@ def check_names(loras: Sequence[Mapping[str, Any]]) -> None:
         if _is_file(str(one["name"])):
             raise ConfigError(
                 f"--lora {one['name']} is a file, and a service knows LoRAs by name; register it "
-                "with 'ray-cluster loras add', or leave --url out to use the file here"
+                "with 'ray-cluster loras add', or use it here, without --url and RAY_CLUSTER_URL"
             )
 
 
@@ -100,9 +101,12 @@ def _local(lora: Mapping[str, Any]) -> LocalLora:
         builtin = ", ".join(one for one, kind in BUILTIN_PARTS.items() if kind == "LoRA")
         raise ConfigError(
             f"--lora {name}: there is no such LoRA in this process; built-in are {builtin}. Give "
-            f"one of these, the path of a {_SUFFIX} file, or --url for a service that has it"
+            f"one of these, the path of a {_SUFFIX} file (./NAME for one here) or of a folder with "
+            "one, or --url for a service that has it"
         )
     path = Path(name).expanduser()
+    if path.is_dir():
+        path /= only_file([one.name for one in path.iterdir()], name)
     if not path.is_file():
         raise ConfigError(f"--lora {name}: there is no such file")
     if path.suffix != _SUFFIX:

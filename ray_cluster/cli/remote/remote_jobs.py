@@ -196,7 +196,7 @@ class _RemoteCall:
             if error.kind != "away":
                 raise
             raise GenerateFailed(
-                f"{error}, or leave --url out to make the image in this process"
+                f"{error}, or make the image here, without --url and RAY_CLUSTER_URL"
             ) from error
 
     def _ask(self, call: Callable[[], AnswerT]) -> AnswerT:
