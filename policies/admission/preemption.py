@@ -4,9 +4,10 @@ Where all slots of all replicas are taken, a group waits for the first request t
 urgent the group is. If it would be late for that, the requests that stand last in the queue's order
 may be preempted: they are released at the next step boundary, wait where they stood in the queue's
 order, and go on from their states wherever they are leased next. This is done only if the group is
-first in the queue, is in time then, and makes nobody late. It ends: a request is preempted only for
-one before it in the queue's order, which does not change while a request lives, except when it ages
-(:mod:`ray_cluster.policies.leasing.ordering`), and at most ``MOST_PREEMPTIONS`` times.
+first in the queue, is in time then, and makes nobody late, and never where a request would start
+over. It ends: a request is preempted only for one before it in the queue's order, which does not
+change while a request lives, except when it ages (:mod:`ray_cluster.policies.leasing.ordering`),
+and at most ``MOST_PREEMPTIONS`` times.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ def exchanges(group: Sequence[RequestView], view: ForecastView) -> Iterator[Exch
     if any(one.request_id not in own for one in view.queue[: len(own)]):
         return
     last = queue_key(ordered[-1])
-    held = [one for replica in view.replicas for one in replica.requests]
+    held = [one for replica in view.replicas if replica.resumes for one in replica.requests]
     candidates = sorted(
         (one for one in held if _is_preemptible(one) and queue_key(one) > last),
         key=queue_key,

@@ -43,6 +43,7 @@ class ForecastReplica:
         residents: ids of what is resident there, or is being fetched.
         best_cost: the lowest known of it; None if that is the present one.
         group: what it costs on its ranks, if it has several.
+        resumes: whether a request that it gives up goes on from its state, and not from the start.
     """
 
     cost: StepCost
@@ -54,6 +55,7 @@ class ForecastReplica:
     residents: frozenset[str] = frozenset()
     best_cost: StepCost | None = None
     group: GroupCost | None = None
+    resumes: bool = True
 
     @property
     def requests(self) -> tuple[RequestView, ...]:

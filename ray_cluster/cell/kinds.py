@@ -6,7 +6,7 @@ from importlib import import_module
 
 from ray_cluster.config.kinds import CALLS_BUILDER, GROUP_BUILDER, KINDS
 from ray_cluster.config.slices import WorkerArguments
-from ray_cluster.models.local import engine_of
+from ray_cluster.engine.files.folders import is_called
 from ray_cluster.process.gc_freeze import uncollected
 from ray_cluster.protocol.settings import WorkerSettings
 from ray_cluster.replica.host import Host
@@ -25,16 +25,8 @@ def build_skill(arguments: WorkerArguments, settings: WorkerSettings | None, hos
     # not above: torch and the model libraries take seconds, and not every kind needs them
     with uncollected():
         name = GROUP_BUILDER if arguments.is_group else KINDS[arguments.kind].builder
-        if arguments.kind == "denoise" and not arguments.is_group and _is_called(arguments):
+        if arguments.kind == "denoise" and not arguments.is_group and is_called(arguments.pools[0]):
             name = CALLS_BUILDER
         builder = import_module(name)
     skill: Skill = builder.build(arguments, settings, host)
     return skill
-
-
-def _is_called(arguments: WorkerArguments) -> bool:
-    """Whether a pool's model is run call by call; a hub model is downloaded."""
-    from ray_cluster.engine.files.folders import pipeline_name, resolve_folder
-
-    (pool,) = arguments.pools
-    return engine_of(pool, pipeline_name(resolve_folder(pool.model))) == "diffusers"

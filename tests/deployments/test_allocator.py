@@ -9,6 +9,7 @@ import sys
 # a replica's constructor, with stand-ins for what needs Ray; the builder is what imports torch
 SCRIPT = """
 import asyncio, os, sys, tempfile, types
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.deployments import worker
 
 async def first_settings(*_): pass
@@ -38,6 +39,7 @@ arguments = anything(
     storage=None,
     dispatch=anything(patience_s=1),
     is_group=False,
+    pools=[PoolConfig(name="p", model="shapes-sd")],
 )
 # torch reads its environment once: a process for each, which has all but torch from this one
 for given in sys.argv[1:]:

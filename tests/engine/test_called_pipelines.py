@@ -18,8 +18,9 @@ from pydantic import ValidationError
 
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.batch.step_costs import StepCosts
+from ray_cluster.engine.files.folders import is_called
 from ray_cluster.engine.pipelines.classes import PipelineFacts, pipeline_facts
-from ray_cluster.engine.pipelines.loading import CalledPipeline, is_called, load_pipeline
+from ray_cluster.engine.pipelines.loading import CalledPipeline, load_pipeline
 from ray_cluster.engine.pipelines.measuring import check_largest, measured_cost
 from ray_cluster.engine.pipelines.runner import CallRunner
 from ray_cluster.engine.stages.events import Broken, Decoded, RunnerEvent, Stepped

@@ -68,6 +68,14 @@ def test_nobody_gives_way_where_there_is_room_nor_too_often_nor_at_the_very_end(
     assert victims_of([new], scene_of([replace(old, steps_done=8)], [new])) == [["old"]]
 
 
+def test_nobody_gives_way_where_it_would_start_over() -> None:
+    new, old = view("new", 20.0), view("old", 90.0)
+    scene = scene_of([old], [new])
+    called = replace(scene, replicas=[replace(one, resumes=False) for one in scene.replicas])
+    assert victims_of([new], scene) == [["old"]]
+    assert victims_of([new], called) == []
+
+
 def test_an_exchange_moves_places_and_nothing_else() -> None:
     first, second = view("first", 5.0), view("second", 6.0)
     held = [view("a", 90.0), view("b", 80.0), view("c", 70.0)]

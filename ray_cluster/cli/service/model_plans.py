@@ -48,8 +48,9 @@ def profile_of(pool: PoolConfig) -> ModelProfile:
         ModelUnsupported: it is not covered.
     """
     _quieten()
+    from ray_cluster.engine.files.folders import is_called
     from ray_cluster.engine.models.loading import inspect_model
-    from ray_cluster.engine.pipelines.loading import inspect_pipeline, is_called
+    from ray_cluster.engine.pipelines.loading import inspect_pipeline
 
     with _one_hierarchy(pool):
         return (inspect_pipeline(pool) if is_called(pool) else inspect_model(pool)).profile
@@ -88,8 +89,9 @@ def plan_pool(pool: PoolConfig, card: Card | None = None) -> PlannedModel:
         MemoryRefused: there is no room for it.
     """
     _quieten()
+    from ray_cluster.engine.files.folders import is_called
     from ray_cluster.engine.models.loading import inspect_model, plan_model
-    from ray_cluster.engine.pipelines.loading import inspect_pipeline, is_called
+    from ray_cluster.engine.pipelines.loading import inspect_pipeline
     from ray_cluster.engine.stages.warmup import prepare_threads
 
     prepare_threads(pool.num_threads)

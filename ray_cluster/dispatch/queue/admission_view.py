@@ -183,4 +183,6 @@ def _forecast_replica(replica: ReplicaRecord, now_s: float, encode_s: float) -> 
         residents=replica.view().residents,
         best_cost=replica.best_cost,
         group=replica.group,
+        resumes=replica.registration.profile is None
+        or replica.registration.profile.engine == "steps",
     )

@@ -117,14 +117,14 @@ class LoraReader:
         """
         _check_file(path)
         skeleton = self._skeletons.pop(base, None) or Skeleton(base)
+        self._skeletons[base] = skeleton
+        while len(self._skeletons) > _NUM_SKELETONS:
+            self._skeletons.popitem(last=False)
         try:
             found = skeleton.read(path)
         except _READ_ERRORS as error:
             words = _words_of(error)
             raise ModelUnsupported(f"{path.name} does not fit {base.name}: {words}") from error
-        self._skeletons[base] = skeleton
-        while len(self._skeletons) > _NUM_SKELETONS:
-            self._skeletons.popitem(last=False)
         factors = LoraFactors(found.by_component)
         if found.unused or factors.num_layers == 0:
             raise ModelUnsupported(

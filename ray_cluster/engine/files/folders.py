@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.models.json_files import read_object
-from ray_cluster.models.local import no_such_model
+from ray_cluster.models.local import engine_of, no_such_model
 from ray_cluster.models.single_files import check_is_folder, is_single_file
 from ray_cluster.models.weight_files import INDEX, check_files, components, lacks_weights
 
@@ -150,3 +151,8 @@ def component_config(folder: Path, component: str) -> dict[str, Any]:
     config = read_object(folder / component / name)
     named = [one.class_name for one in components(folder) if one.name == component]
     return config | {"_class_name": named[0]} if named else config
+
+
+def is_called(pool: PoolConfig) -> bool:
+    """Whether a pool's model is run call by call, by diffusers; a hub model is downloaded."""
+    return engine_of(pool, pipeline_name(resolve_folder(pool.model))) == "diffusers"

@@ -39,7 +39,7 @@ _TRUTH = {"true": True, "false": False, "1": True, "0": False}
 
 
 def tensors_of(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file; floats of 8 bits in 32, as converters compute with them."""
+    """Return the tensors of a file; floats of 8 bits in 32: torch computes little with them."""
     with safe_open(path, framework="pt") as file:
         keys = list(file.keys())
         return {key: _wide(file.get_tensor(key)) for key in keys}

@@ -30,7 +30,7 @@ from ray_cluster.engine.pipelines.classes import PipelineFacts, pipeline_facts
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, ConfigError, MemoryRefused
 from ray_cluster.models.json_files import read_object
-from ray_cluster.models.local import ModelSizes, check_sides, engine_of, vae_scale_factor
+from ray_cluster.models.local import ModelSizes, check_sides, vae_scale_factor
 from ray_cluster.models.prompt_tokens import packed, too_long
 from ray_cluster.models.sampling import nearest_sampler
 from ray_cluster.models.weight_files import INDEX, UNUSED, check_files, components, weight_files
@@ -83,11 +83,6 @@ class InspectedPipeline:
             f"run by diffusers' {self.facts.name} call by call (engine: diffusers), one image at a "
             f"time, which starts over when it is stopped; {self.sampling_words}"
         )
-
-
-def is_called(pool: PoolConfig) -> bool:
-    """Whether a pool's model is run call by call; a hub model is downloaded."""
-    return engine_of(pool, pipeline_name(resolve_folder(pool.model))) == "diffusers"
 
 
 def inspect_pipeline(pool: PoolConfig) -> InspectedPipeline:
