@@ -29,6 +29,9 @@ from tests.helm.chart import pod_templates, service_of, settings_of
 _NETWORK = f"10.213.{os.getpid() % 256}"
 ROOT_ADDRESS = f"{_NETWORK}.1"
 _MOUNTED = ("/scratch", "/etc/ray-cluster", "/var/lib/ray-cluster")
+# what pods run; it stays where it is, though each has a /tmp of its own (`.ci/run` clones there)
+_PROGRAM = {Path(sys.prefix).resolve(), Path(__file__).resolve().parents[2]}
+_PROGRAM_IN_TMP = sorted(one for one in _PROGRAM if one.is_relative_to("/tmp"))
 _PATIENCE_S = 240.0
 # of workers, where Ray's state outlives the head
 _RECONNECTING = {"RAY_gcs_rpc_server_reconnect_timeout_s": "600"}
@@ -145,7 +148,12 @@ class Pod:
         base = {"PATH": path, "LANG": "C.UTF-8", "KUBERAY": "1"}
         base |= {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
         binds = {"/scratch": folder / "scratch", "/tmp": folder / "tmp", **mounts}
-        mounting = [f"mount --bind '{source}' '{target}'" for target, source in binds.items()]
+        for program in _PROGRAM_IN_TMP:
+            binds[f"{folder}{program}"] = program
+        mounting = [
+            f"mkdir -p '{target}' && mount --rbind '{source}' '{target}'"
+            for target, source in binds.items()
+        ]
         # /tmp last: what is mounted may be below it
         mounting.sort(key=lambda line: line.endswith("'/tmp'"))
         script = " && ".join(
@@ -178,6 +186,10 @@ class Pod:
                 start_new_session=True,
             )
 
+    def is_up(self) -> bool:
+        """Whether its command runs."""
+        return self._process.poll() is None
+
     def pids(self) -> list[int]:
         """Return the processes in its namespace."""
         found = subprocess.run(
@@ -187,10 +199,10 @@ class Pod:
 
     def stop(self, number: int = signal.SIGTERM, grace_s: float = 20.0) -> None:
         """End it as a kubelet does."""
-        if self._process.poll() is None:
+        if self.is_up():
             self._process.send_signal(number)
         end_s = time.monotonic() + grace_s
-        while self._process.poll() is None and time.monotonic() < end_s:
+        while self.is_up() and time.monotonic() < end_s:
             time.sleep(0.1)
         while pids := self.pids():
             for pid in pids:
@@ -267,9 +279,14 @@ class RayService:
     def deploy(self, content: str | None = None) -> None:
         """Send the applications as the operator does."""
         body = yaml.safe_load(content or self._spec["serveConfigV2"])
-        wait_for(lambda: len(self.nodes()) == len(self.pods), "the nodes")
+        wait_for(self._all_joined, "the nodes")
         reply = self._dashboard.put("/api/serve/applications/", json=body)
         assert reply.status_code == 200, reply.text
+
+    def _all_joined(self) -> bool:
+        for name, pod in self.pods.items():
+            assert pod.is_up(), f"pod {name} has ended: {pod.log.read_text()[-2000:]}"
+        return len(self.nodes()) == len(self.pods)
 
     def nodes(self) -> list[dict[str, Any]]:
         """Return Ray's nodes that live."""
