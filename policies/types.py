@@ -63,6 +63,7 @@ class RequestView:
         step_share: what one of its steps costs in the mean, as a share of one computed whole; below
             1 where some of them reuse activations.
         num_inputs: images of its size that are read and encoded before its first step.
+        reference_px: pixels of the pictures that the model looks at in each of its steps.
     """
 
     request_id: str
@@ -86,6 +87,7 @@ class RequestView:
     num_passes: int = 0
     step_share: float = 1.0
     num_inputs: int = 0
+    reference_px: int = 0
     lora_set: str = ""
 
     @property

@@ -82,6 +82,19 @@ class EditPixels:
 
 
 @dataclass(frozen=True, slots=True)
+class SentPixels:
+    """The images that a request is made from, but for its maps.
+
+    Attributes:
+        edit: None for no edit.
+        references: ``[h, w, 3]`` uint8 each, of the sizes that the request names.
+    """
+
+    edit: EditPixels | None = None
+    references: tuple[Pixels, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Paste:
     """Where the image that a model has made of an edit goes.
 

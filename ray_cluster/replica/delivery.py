@@ -14,7 +14,7 @@ from torch import Tensor
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.engine.stages.events import Decoded, Previewed
 from ray_cluster.errors import MODEL_ERRORS, RequestFailed
-from ray_cluster.imaging.edit_images import EditPixels, Paste
+from ray_cluster.imaging.edit_images import Paste, SentPixels
 from ray_cluster.observability.logs import bound, fields_of
 from ray_cluster.replica.results import Results, ResultStore, fair_client
 from ray_cluster.requests import ImageRequest, ImageResult, OutputSpec
@@ -41,7 +41,7 @@ class Templates(Protocol):
     """The part of :class:`~ray_cluster.replica.denoise.sent_images.EditImages` that is used
     here."""
 
-    async def pixels(self, request: ImageRequest) -> EditPixels: ...
+    async def sent(self, request: ImageRequest) -> SentPixels: ...
 
     async def paste(self, request: ImageRequest) -> Paste | None: ...
 
@@ -65,15 +65,15 @@ class Delivery:
         self._results = Results(results)
         self._edits = edits
 
-    async def pixels(self, request: ImageRequest) -> EditPixels:
-        """Return the pixels of an edit.
+    async def sent(self, request: ImageRequest) -> SentPixels:
+        """Return the images that a request is made from, but for its maps.
 
         Raises:
             RequestFailed: they cannot be had.
         """
         if self._edits is None:
             raise RequestFailed("this replica makes no edits", "image")
-        return await self._edits.pixels(request)
+        return await self._edits.sent(request)
 
     async def control_maps(self, request: ImageRequest) -> tuple[Tensor, ...]:
         """Return the maps of a request's ControlNets, ``[H, W, 3]`` uint8 each.

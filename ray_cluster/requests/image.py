@@ -20,6 +20,7 @@ from ray_cluster.requests.parts import (
     ImageFormat,
     LightStage,
     OutputSpec,
+    Reference,
     SamplerName,
     UpscaleUse,
 )
@@ -49,6 +50,7 @@ class ImageRequest:
         when_late: whether it is to be made even if it would miss its deadline.
         add_ons: ControlNets and LoRAs.
         edit: what it changes; None for text to image.
+        references: pictures that the model looks at, in their order.
         terms: requested and least fidelity; None for an exact image with all steps.
         embeds_guidance: whether the guidance scale is an input of the model, without second rows.
         cascade: None for a request that names a single model.
@@ -75,6 +77,7 @@ class ImageRequest:
     when_late: WhenLate = "accept"
     add_ons: AddOns = _NO_ADD_ONS
     edit: Edit | None = None
+    references: tuple[Reference, ...] = ()
     terms: Terms | None = None
     output: OutputSpec = _PNG
     embeds_guidance: bool = False
@@ -198,7 +201,8 @@ class ImageRequest:
         """All images that it is made from."""
         controls = (use.image for use in self.add_ons.controls)
         edit = () if self.edit is None else (self.edit.image, self.edit.mask)
-        return (*controls, *(one for one in edit if one is not None))
+        looked_at = (one.image for one in self.references)
+        return (*controls, *(one for one in edit if one is not None), *looked_at)
 
     @property
     def file_id(self) -> str:
@@ -237,6 +241,7 @@ class ImageRequest:
             # no replica keeps activations of a template yet: none is worth waiting for
             num_inputs=0 if self.edit is None else 1,
             mask_ratio=1.0 if self.edit is None else self.edit.mask_ratio,
+            reference_px=sum(one.width_px * one.height_px for one in self.references),
             step_share=1.0 if self.reuse is None else self.reuse.cost_share,
         )
 
@@ -270,6 +275,9 @@ class ImageRequest:
             )
         if self.edit is not None:
             recipe |= edit_recipe(self.edit)
+        if self.references:
+            digests = [one.image.sha256 for one in self.references]
+            recipe["references_sha256"] = json.dumps(digests)
         return recipe
 
 

@@ -37,6 +37,8 @@ class ModelProfile:
         outer_blocks: fewest and most outer blocks of its reuse schedules; None for no reuse.
         prompt_digest: of the tokenizers that count; empty where only replicas can count.
         edits: what it makes of images; inpainting models need a mask.
+        max_references: most pictures that it looks at beside the prompt; 0 for none.
+        max_reference_px: most pixels of each, to which larger ones are scaled down.
         engine: what runs it; calls take no ControlNets, no LoRAs, and show no previews.
         lora_start: steps without LoRAs by fidelity; None where no mode but exact is offered with
             LoRAs.
@@ -60,5 +62,7 @@ class ModelProfile:
     outer_blocks: tuple[int, int] | None = None
     prompt_digest: str = ""
     edits: EditKind = "any"
+    max_references: int = 0
+    max_reference_px: int = 1024 * 1024
     engine: EngineKind = "steps"
     lora_start: LoraStart | None = None

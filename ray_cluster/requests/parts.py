@@ -163,6 +163,22 @@ class Edit:
 
 
 @dataclass(frozen=True, slots=True)
+class Reference:
+    """A picture that the model looks at beside the prompt.
+
+    Attributes:
+        image: as it was sent.
+        width_px: of what the model sees of it, which is scaled to that; a multiple of the model's
+            ``size_multiple_px``.
+        height_px: likewise.
+    """
+
+    image: BlobRef
+    width_px: int
+    height_px: int
+
+
+@dataclass(frozen=True, slots=True)
 class LightStage:
     """How the light model of a cascade makes an image, before a discriminator looks at it.
 

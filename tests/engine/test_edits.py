@@ -20,6 +20,7 @@ from ray_cluster.engine.stages.building import build_runner
 from ray_cluster.engine.stages.events import Broken, Decoded, Died
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.engine.step.step_engine import StepEngine
+from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.kernels.sampler_update.reference import sampler_update
 from ray_cluster.requests import ImageRequest, OutputSpec
 from tests.engine.conftest import Zoo
@@ -292,7 +293,7 @@ def test_a_runner_makes_edits_beside_images_from_text(zoo: Zoo, name: str) -> No
     runner.start(events.put)
     try:
         for one, image in zip(requests, pixels, strict=True):
-            runner.submit(one, deadline_s=time.monotonic() + 600, pixels=image)
+            runner.submit(one, deadline_s=time.monotonic() + 600, pixels=SentPixels(image))
         found: dict[str, Any] = {}
         while len(found) < len(requests):
             event = events.get(timeout=120)
@@ -310,6 +311,6 @@ def test_a_runner_makes_edits_beside_images_from_text(zoo: Zoo, name: str) -> No
 
 def test_an_edit_without_its_pixels_is_refused_by_the_runner(zoo: Zoo) -> None:
     runner = build_runner(zoo.model("sdxl"), pool(zoo.folder("sdxl")), clock=time.monotonic)
-    with pytest.raises(ValueError, match="comes without its pixels"):
+    with pytest.raises(ValueError, match="comes without the pixels"):
         runner.submit(edit_request(**SIZE), deadline_s=1.0)
     assert runner.num_in_flight == 0

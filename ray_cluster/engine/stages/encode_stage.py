@@ -25,7 +25,8 @@ def see_tickets(
     model: LoadedModel, tickets: Sequence[Ticket], stream: StageStream
 ) -> list[EncodedImage]:
     """Encode images, and wait for them as the next stage reads them in a stream of its own."""
-    pixels = [ticket.pixels for ticket in tickets if ticket.pixels is not None]
+    sent = [ticket.pixels for ticket in tickets if ticket.pixels is not None]
+    pixels = [one.edit for one in sent if one.edit is not None]
     images = encode_images(model, pixels)
     stream.synchronize()
     return images

@@ -29,7 +29,7 @@ from ray_cluster.engine.step.checkpoints import Checkpoints, ExportInterval, Sta
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.engine.step.step_engine import StepEngine, StepReport
 from ray_cluster.errors import InvalidRequest, RequestFailed, Stage
-from ray_cluster.imaging.edit_images import EditPixels
+from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.policies.steps.checkpointing import steps_between_exports
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ImageRequest
@@ -213,7 +213,7 @@ class EngineRunner:
         queued_s: float = 0.0,
         read_s: float = 0.0,
         state: RequestState | None = None,
-        pixels: EditPixels | None = None,
+        pixels: SentPixels | None = None,
         adapters: AdapterSet | None = None,
         maps: tuple[Tensor, ...] = (),
     ) -> None:
@@ -222,18 +222,20 @@ class EngineRunner:
         Args:
             queued_s: seconds that it has waited before this replica had it.
             read_s: seconds that this one took to read its images; they count to encoding.
-            pixels: of an edit; not needed with a state, which has what comes of them.
+            pixels: of an edit or references; not needed with a state, which has what comes of them.
             adapters: of its LoRAs, bound to this model; those that start later may come later.
             maps: of its ControlNets, in their order.
 
         Raises:
             ValueError: a request of that id is in flight, or the state is another request's; or it
-                is an edit that has neither; or a ControlNet has no map.
+                has neither the images that it is made from; or a ControlNet has no map.
         """
         if state is not None and state.request != request:
             raise ValueError(f"the state given for {request} is of {state.request}")
-        if request.edit is not None and state is None and pixels is None:
-            raise ValueError(f"the edit {request.request_id!r} comes without its pixels")
+        sent = pixels or SentPixels()
+        is_edit = request.edit is not None and sent.edit is None
+        if state is None and (is_edit or len(sent.references) != len(request.references)):
+            raise ValueError(f"{request.request_id!r} comes without the pixels it is made from")
         if len(maps) != len(request.add_ons.controls):
             raise ValueError(f"{request.request_id!r} comes with {len(maps)} maps")
         entered_s = self.clock() - read_s
@@ -248,7 +250,7 @@ class EngineRunner:
             maps=maps,
         )
         self._live.enter(ticket)
-        if state is None and pixels is not None:
+        if state is None and (sent.edit is not None or sent.references):
             self._images.put(ticket)
         elif state is None:
             self._encode.put(ticket)

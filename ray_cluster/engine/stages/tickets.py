@@ -10,7 +10,7 @@ from torch import Tensor
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.edits.template import EncodedImage
 from ray_cluster.engine.step.state import RequestState
-from ray_cluster.imaging.edit_images import EditPixels
+from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.requests import ImageRequest
 
 
@@ -23,8 +23,8 @@ class Ticket:
         deadline_s: instant on the same clock.
         queued_s: seconds the request waited before it was submitted here.
         entered_s: instant at which it entered its present stage.
-        pixels: of an edit; None once they are encoded.
-        image: what they are encoded as; None once it is part of the state.
+        pixels: that it is made from, if any; None once they are encoded.
+        image: what an edit's are encoded as; None once it is part of the state.
         adapters: None without any.
         maps: of its ControlNets; see :class:`RequestState`.
         state: None until it is encoded.
@@ -35,7 +35,7 @@ class Ticket:
     deadline_s: float
     queued_s: float
     entered_s: float
-    pixels: EditPixels | None = None
+    pixels: SentPixels | None = None
     image: EncodedImage | None = None
     adapters: AdapterSet | None = None
     maps: tuple[Tensor, ...] = ()

@@ -11,7 +11,7 @@ from torch import Tensor
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.errors import InvalidRequest, RequestFailed
-from ray_cluster.imaging.edit_images import EditPixels
+from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.protocol.leases import Lease
 from ray_cluster.replica.delivery import Delivery
 from ray_cluster.replica.denoise.endings import Endings
@@ -30,14 +30,14 @@ class Gathered:
 
     Attributes:
         state: to go on from; None to begin.
-        pixels: of an edit that begins.
+        pixels: that one is made from that begins.
         adapters: of its LoRAs.
         maps: of its ControlNets.
         took_s: seconds that fetching has taken.
     """
 
     state: RequestState | None = None
-    pixels: EditPixels | None = None
+    pixels: SentPixels | None = None
     adapters: AdapterSet | None = None
     maps: tuple[Tensor, ...] = ()
     took_s: float = 0.0
@@ -97,7 +97,7 @@ class Beginnings:
     def _is_needed(lease: Lease) -> bool:
         """Whether anything is to be fetched for a request."""
         request = lease.request
-        return lease.may_resume or request.edit is not None or request.add_ons != AddOns()
+        return lease.may_resume or bool(request.inputs) or request.add_ons != AddOns()
 
     def cancel(self, request_id: str) -> bool:
         """End the fetch of a request's needs; return whether there was one."""
@@ -131,8 +131,8 @@ class Beginnings:
             state = await self._states.load(request, self._runner.device)
         if state is not None:
             self._metrics.resumed(state.step_index)
-        if state is None and request.edit is not None:
-            pixels = await self._delivery.pixels(request)
+        if state is None and (request.edit is not None or request.references):
+            pixels = await self._delivery.sent(request)
         if request.add_ons.controls:
             maps = await self._delivery.control_maps(request)
         is_late = self._late_loras is not None and _begins_without(request, state)

@@ -13,7 +13,7 @@ from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.adapters.merging import Merger
 from ray_cluster.engine.stages.events import Exported, RunnerEvent
 from ray_cluster.engine.step.state import RequestState
-from ray_cluster.imaging.edit_images import EditPixels
+from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.policies.types import StepCost
 from ray_cluster.requests import ImageRequest
 
@@ -49,7 +49,7 @@ class Runs(Protocol):
         queued_s: float = 0.0,
         read_s: float = 0.0,
         state: RequestState | None = None,
-        pixels: EditPixels | None = None,
+        pixels: SentPixels | None = None,
         adapters: AdapterSet | None = None,
         maps: tuple[Tensor, ...] = (),
     ) -> None: ...

@@ -15,7 +15,7 @@ import numpy as np
 
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
-from ray_cluster.imaging.edit_images import EditPixels, Paste
+from ray_cluster.imaging.edit_images import EditPixels, Paste, SentPixels
 from ray_cluster.policies.edits import SizePx
 from ray_cluster.replica.results import fair_client
 from ray_cluster.replica.retries import retry_waits_s
@@ -107,13 +107,24 @@ class EditImages:
 
     async def control_maps(self, request: ImageRequest) -> list[Pixels]:
         """Return the maps of a request's ControlNets, ``[H, W, 3]`` each; errors likewise."""
-        size_px = request.size_px
-        # a map is read as an edit's image is that is neither cut nor scaled
-        reads = [
-            replace(request, edit=Edit(use.image, size_px, request.num_steps))
-            for use in request.add_ons.controls
+        controls = request.add_ons.controls
+        return [await self._whole(request, one.image, request.size_px) for one in controls]
+
+    async def sent(self, request: ImageRequest) -> SentPixels:
+        """Return the images that a request is made from, but for its maps; errors likewise."""
+        seen = [
+            await self._whole(request, one.image, (one.width_px, one.height_px))
+            for one in request.references
         ]
-        return [(await self.pixels(one)).work for one in reads]
+        edit = None if request.edit is None else await self.pixels(request)
+        return SentPixels(edit, tuple(seen))
+
+    async def _whole(self, request: ImageRequest, image: BlobRef, size_px: SizePx) -> Pixels:
+        """Return an image in a size: it is read as that of an edit is of which nothing is cut."""
+        width_px, height_px = size_px
+        edit = Edit(image, size_px, request.num_steps)
+        read = replace(request, edit=edit, width_px=width_px, height_px=height_px)
+        return (await self.pixels(read)).work
 
     def _note(self, key: Hashable, done: asyncio.Task[EditPixels]) -> None:
         del self._reading[key]
