@@ -29,6 +29,7 @@ from ray_cluster.engine.stages.stage_thread import StageThread
 from ray_cluster.engine.stages.tickets import LiveTickets, Ticket
 from ray_cluster.engine.step.step_engine import StepReport
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
+from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.policies.costs.cost_model import step_s, work_of
 from ray_cluster.policies.steps.mixed_batching import mixed_batches
 from ray_cluster.policies.steps.step_policy import StepView
@@ -152,25 +153,30 @@ class CallRunner:
         queued_s: float = 0.0,
         read_s: float = 0.0,
         state: object = None,
-        pixels: object = None,
+        pixels: SentPixels | None = None,
         adapters: object = None,
         maps: tuple[object, ...] = (),
     ) -> None:
         """Take a request, from its beginning on; arguments are those of an engine's runner.
 
         Raises:
-            InvalidRequest: it is an edit, or has add-ons.
-            ValueError: a request of that id is in flight.
+            InvalidRequest: it has add-ons, or images that this model makes nothing of.
+            ValueError: a request of that id is in flight, or comes without its images.
         """
         del state, read_s
-        if pixels is not None or adapters is not None or maps or request.edit is not None:
+        facts, sent = self.model.facts, pixels or SentPixels()
+        is_edit, is_looking = request.edit is not None, bool(request.references)
+        is_other = (is_edit and facts.edits is None) or (is_looking and facts.looks is None)
+        if adapters is not None or maps or is_other:
             raise InvalidRequest(
-                f"The model {request.model!r} is run call by call: it makes images from text "
-                "alone, without LoRAs and ControlNets.",
+                f"The model {request.model!r} is run call by call: it takes no LoRAs, no "
+                "ControlNets, and only the images that GET /v1/models says.",
                 param="model",
             )
+        if is_edit == (sent.edit is None) or len(sent.references) != len(request.references):
+            raise ValueError(f"{request.request_id!r} comes without the pixels it is made from")
         now_s = self.clock()
-        ticket = Ticket(request, now_s - queued_s, deadline_s, queued_s, now_s)
+        ticket = Ticket(request, now_s - queued_s, deadline_s, queued_s, now_s, pixels)
         self._live.enter(ticket)
         with self._changed:
             self._waiting.append(ticket)
@@ -238,7 +244,7 @@ class CallRunner:
         request = ticket.request
         self.model.check_prompts(request)
         self._call = call = _Call(ticket, _view(ticket), self.clock())
-        pixels = self.model.make(request, lambda: self._step_ended(call))
+        pixels = self.model.make(request, lambda: self._step_ended(call), ticket.pixels)
         now_s = self.clock()
         timing = self._timing(call, now_s)
         if self.model.facts.callback is None:
