@@ -6,6 +6,7 @@ end of a step at the earliest, where its pipeline says when that is; else when i
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -138,9 +139,11 @@ class CallRunner:
             raise RuntimeError("the call thread has died")
         silence_s, call = self.clock() - self._heartbeat_s, self._call
         if call is not None:
-            num_steps = call.ticket.request.num_steps
-            silent_steps = 1 if self.model.facts.callback else num_steps
-            expected_s = silent_steps * step_s(self.step_cost, call.work)
+            request, cost = call.ticket.request, self.step_cost
+            silent_steps = 1 if self.model.facts.callback else request.num_steps
+            expected_s = silent_steps * step_s(cost, call.work)
+            # before the first and after the last step, it reads and decodes
+            expected_s += cost.decode_per_megapixel_s * math.prod(request.size_px) / 1e6
             max_silence_s = max(max_silence_s, _SLOWEST * expected_s)
         if silence_s > max_silence_s:
             raise RuntimeError(f"the call thread is silent for {silence_s:.1f} s")
