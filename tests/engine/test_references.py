@@ -16,12 +16,15 @@ from ray_cluster.engine.device.cuda_graphs import GraphedExecutor
 from ray_cluster.engine.stages.building import build_runner
 from ray_cluster.engine.stages.events import Decoded
 from ray_cluster.engine.step.state import RequestState
+from ray_cluster.engine.step.step_call import LateLoras
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.policies.steps.reuse import ReuseSchedule
+from ray_cluster.requests import AddOns
 from tests.engine.conftest import Zoo
 from tests.engine.edits import edit_pixels, edit_request, template
 from tests.engine.exactness import check
 from tests.engine.harness import (
+    CALL_TOLERANCE,
     CONTROL_FACTOR,
     PIXEL_TOLERANCE,
     RUN_TOLERANCE,
@@ -34,8 +37,11 @@ from tests.engine.harness import (
 )
 from tests.engine.low_rank import Adapter
 from tests.engine.references import SEEN_PX, company, looking, pictures, start_looking
+from tests.engine.reusing import Company
 from tests.engine.test_cuda_graphs import record as captured
 from tests.engine.test_merged_weights import made as merged
+from tests.engine.test_patches import patches_of
+from tests.engine.two_steps import StepRow, batch_of, call, predict_batch, timestep_of
 
 Record = Callable[[str, object], None]
 LOOKING = looking((64, 96))
@@ -134,6 +140,43 @@ def test_rows_that_reuse_are_as_if_alone(zoo: Zoo, record: Record) -> None:
     errors = [difference(one, made(zoo, states(at))[0]) for at, one in enumerate(together)]
     record("reuse", max(errors))
     assert max(errors) <= RUN_TOLERANCE
+
+
+def test_a_step_of_some_patches_has_the_picture_as_it_was_kept(zoo: Zoo) -> None:
+    """Of the same latents a partial step of all patches is the full one; of others, as if alone."""
+    company_of = Company(zoo.model("kontext"))
+    executor: Any = company_of.model.executor
+    states = start_looking(company_of.model, [looking(one, f"{one}") for one in SEEN_PX])
+    rows = [
+        StepRow(executor.prepare(one.conditioning), False, 1, [one.latents, one.latents.flip(2)])
+        for one in states
+    ]
+    for row in rows:
+        row.active = patches_of(row.latents[0], 1, has_prompt=True)
+    full = call(company_of, rows, 0)
+    again = replace(batch_of(executor, rows, 1), timesteps=torch.full((4,), timestep_of(0)))
+    again = replace(again, latents=batch_of(executor, rows, 0).latents)
+    assert max(map(difference, predict_batch(executor, rows, again), full)) <= CALL_TOLERANCE
+    for row in rows:
+        row.active = patches_of(row.latents[0], 2, has_prompt=False)
+    for row, found in zip(rows, call(company_of, rows, 1), strict=True):
+        assert difference(call(company_of, [row], 1)[0], found) <= CALL_TOLERANCE
+
+
+def test_loras_that_start_later_leave_the_picture(zoo: Zoo) -> None:
+    """Their prompts are encoded anew, and the picture is not."""
+    model = zoo.model("kontext")
+    [state] = start_looking(model, [replace(LOOKING, add_ons=AddOns(lora_start_step=1))])
+    assert state.lacks_loras
+    [prompts] = start_looking(model, [looking(None)])
+    engine = engine_of(model)
+    engine.add(state)
+    with torch.inference_mode():
+        engine.step()
+    engine.add_loras(state, LateLoras(None, prompts.conditioning))
+    found = drive(engine, {0: []}).latents("a")
+    [expected] = made(zoo, start_looking(model, [LOOKING]))
+    assert difference(found, expected) == 0
 
 
 def test_it_goes_on_from_its_bytes_as_it_would_have(zoo: Zoo) -> None:
