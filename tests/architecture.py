@@ -30,12 +30,12 @@ BUDGET: dict[str, int] = {
     "control": 1_010,
     "deployments": 1_900,
     "dispatch": 6_610,
-    "engine": 17_510,
+    "engine": 17_550,
     "errors": 160,
     "imaging": 2_380,
     "jobs": 3_650,
     "kernels": 1_250,
-    "models": 2_590,
+    "models": 2_600,
     "observability": 1_110,
     "policies": 10_160,
     "process": 300,
@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_560,
     "storage": 950,
-    "tests": 90_300,
+    "tests": 90_400,
     "transport": 1_450,
 }
 

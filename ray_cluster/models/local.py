@@ -40,6 +40,7 @@ FAMILY_BY_PIPELINE: Mapping[str, str] = {
     "StableDiffusion3Pipeline": "stable-diffusion-3",
     "FluxPipeline": "flux",
     "FluxKontextPipeline": "flux",
+    "FluxFillPipeline": "flux",
 }
 """The families of the step engine, by their text-to-image pipelines."""
 MAX_REFERENCES: Mapping[str, int] = {"FluxKontextPipeline": 1}
@@ -198,6 +199,11 @@ def check_group(pool: PoolConfig, model: Mapping[str, Any]) -> None:
         raise ConfigError(
             f"pool {pool.name}: ranks is {pool.ranks}, and its model is a UNet; groups step "
             "diffusion transformers (SD3, FLUX.1): set ranks: 1, and replicas instead"
+        )
+    if model.get("out_channels") not in {None, model.get("in_channels")}:
+        raise ConfigError(
+            f"pool {pool.name}: ranks is {pool.ranks}, and its model fills masked images, which "
+            "groups do not; set ranks: 1"
         )
     if not group_degrees(pool, model):
         raise ConfigError(

@@ -91,7 +91,7 @@ class EditReference:
         assert edit is not None
         kind = AutoPipelineForImage2Image if pixels.mask is None else AutoPipelineForInpainting
         pipeline = self._pipeline
-        if "Inpaint" not in type(pipeline).__name__:
+        if not any(one in type(pipeline).__name__ for one in ("Inpaint", "Fill")):
             pipeline = kind.from_pipe(pipeline)
         pipeline.set_progress_bar_config(disable=True)
         if one.sampler in DIFFUSERS_BY_SAMPLER:

@@ -9,6 +9,7 @@ import torch
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
+    FluxFillPipeline,
     FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
@@ -61,7 +62,12 @@ def save_sd3(folder: Path, *, is_35: bool = False, shift: float = 3.0, has_t5: b
 
 
 def save_flux(
-    folder: Path, *, is_distilled: bool = True, num_heads: int = 2, is_kontext: bool = False
+    folder: Path,
+    *,
+    is_distilled: bool = True,
+    num_heads: int = 2,
+    is_kontext: bool = False,
+    is_fill: bool = False,
 ) -> Path:
     """Write a FLUX folder: guidance-distilled with a schedule by size, or as FLUX.1-schnell.
 
@@ -69,8 +75,11 @@ def save_flux(
     """
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
+    # beside latents: those of a masked image, and the mask's 4 x 4 pixels of each latent one
+    conditions = _CHANNELS + 4 * 4 if is_fill else 0
     transformer = FluxTransformer2DModel(
-        in_channels=4 * _CHANNELS,
+        in_channels=4 * (_CHANNELS + conditions),
+        out_channels=4 * _CHANNELS,
         num_layers=2,
         num_single_layers=2,
         attention_head_dim=16,
@@ -80,7 +89,8 @@ def save_flux(
         guidance_embeds=is_distilled,
         axes_dims_rope=(4, 6, 6),
     )
-    (FluxKontextPipeline if is_kontext else FluxPipeline)(
+    whole = FluxFillPipeline if is_fill else FluxPipeline
+    (FluxKontextPipeline if is_kontext else whole)(
         transformer=_with_norms(transformer, size=2.0 if is_kontext else 1.0),
         scheduler=FlowMatchEulerDiscreteScheduler(
             shift=3.0 if is_distilled else 1.0, use_dynamic_shifting=is_distilled

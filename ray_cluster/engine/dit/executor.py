@@ -153,8 +153,8 @@ class DiTExecutor:
 
     @property
     def num_conditions(self) -> int:
-        """None: no transformer that is covered takes more than latents."""
-        return 0
+        """Channels that it takes beside the latents: of FLUX.1 Fill."""
+        return self._lean.num_conditions
 
     @property
     def num_outer(self) -> range:

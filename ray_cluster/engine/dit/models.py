@@ -37,6 +37,10 @@ class LeanDiT(Protocol):
     def channels(self) -> int:
         """Of the latents."""
 
+    @property
+    def num_conditions(self) -> int:
+        """Channels that it takes beside these: see :class:`Executor`."""
+
     def tokens(
         self,
         pixels: Tensor,
@@ -49,7 +53,7 @@ class LeanDiT(Protocol):
         """Return the images' tokens ``[N, D]``: embedded patches of latents and references.
 
         Args:
-            pixels: of the latents.
+            pixels: of the latents, with its conditions.
             references: patches ``[M, C * patch**2]``; None for none.
             deltas: of the images.
 
@@ -82,7 +86,7 @@ class LeanSD3:
 
     def __init__(self, model: SD3Transformer2DModel) -> None:
         self.patch = int(model.config.patch_size)
-        self.channels = int(model.config.in_channels)
+        self.channels, self.num_conditions = int(model.config.in_channels), 0
         self._embed: Any = model.pos_embed
         self._time: Any = model.time_text_embed
         self._blocks = [JointBlock(block) for block in model.transformer_blocks]
@@ -140,7 +144,8 @@ class LeanFlux:
 
     def __init__(self, model: FluxTransformer2DModel) -> None:
         self.patch = _FLUX_PATCH
-        self.channels = int(model.config.in_channels) // _FLUX_PATCH**2
+        self.channels = model.out_channels // _FLUX_PATCH**2
+        self.num_conditions = int(model.config.in_channels) // _FLUX_PATCH**2 - self.channels
         self._embed = packed_linear(model.x_embedder)
         self._time: Any = model.time_text_embed
         self._embeds_guidance = bool(model.config.guidance_embeds)
@@ -158,6 +163,12 @@ class LeanFlux:
         deltas: RowDeltas | None,
     ) -> Tensor:
         """Return embedded patches."""
+        if self.num_conditions:
+            # it has what is spared before the mask
+            latents, mask, spared = pixels.split(
+                [own := self.channels, pixels.shape[1] - 2 * own, own], dim=1
+            )
+            pixels = torch.cat([latents, spared, mask], dim=1)
         patches = to_patches(pixels, levels[-1], self.patch)
         if references is not None:
             patches = packing.merge_references(patches, references)

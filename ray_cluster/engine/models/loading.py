@@ -19,7 +19,12 @@ from torch import Tensor, nn
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.batch.batch_caps import BatchCaps
 from ray_cluster.engine.device.gpu import prepare_card, this_card, worker_device
-from ray_cluster.engine.edits.template import EncodedImage, SentLatents, latent_mask
+from ray_cluster.engine.edits.template import (
+    EncodedImage,
+    SentLatents,
+    latent_mask,
+    pixel_mask,
+)
 from ray_cluster.engine.files.folders import (
     component_config,
     component_names,
@@ -72,6 +77,7 @@ from ray_cluster.models.local import (
     max_reference_px,
     model_sizes,
     patch_size,
+    vae_scale_factor,
 )
 from ray_cluster.models.sampling import FolderSampling, folder_sampling
 from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
@@ -249,12 +255,13 @@ def encode_images(model: LoadedModel, edits: Sequence[EditPixels]) -> list[Encod
     whole = [np.ones(one.shape[:2], np.bool_) for one in images]
     seen = [whole[index] if one is None else one for index, one in enumerate(masks)]
     spared = model.images.encode(images, seen)
-    return [
-        EncodedImage(clean, mask, torch.cat([mask.to(rest.dtype), rest]))
-        for clean, mask, rest in zip(
-            latents, (latent_mask(one, factor).to(device) for one in seen), spared, strict=True
-        )
-    ]
+    found = []
+    for clean, mask, rest in zip(latents, seen, spared, strict=True):
+        own = latent_mask(mask, factor).to(device)
+        is_fine = model.executor.num_conditions > len(rest) + 1
+        shown = pixel_mask(mask, factor).to(device) if is_fine else own
+        found.append(EncodedImage(clean, own, torch.cat([shown.to(rest.dtype), rest])))
+    return found
 
 
 def encode_sent(model: LoadedModel, sent: Sequence[SentPixels]) -> list[SentLatents]:
@@ -326,8 +333,10 @@ def _check_fit(folder: Path, model: dict[str, Any]) -> None:
     """Refuse components that are whole, but of different models."""
     vae = component_config(folder, "vae")
     # the pixels of FLUX's patches are channels of its transformer
-    channels = vae["latent_channels"] * (patch_size(model) ** 2 if is_flux(model) else 1)
-    if model["in_channels"] not in {channels, 2 * channels + 1}:
+    per_token = patch_size(model) ** 2 if is_flux(model) else 1
+    channels = vae["latent_channels"] * per_token
+    of_mask = per_token * vae_scale_factor(vae) ** 2 if is_flux(model) else 1
+    if model["in_channels"] not in {channels, 2 * channels + of_mask}:
         raise ConfigError(
             f"{folder}: {denoiser_name(folder)} takes latents of {model['in_channels']} channels, "
             f"and vae makes {channels}; they are of different models"

@@ -92,6 +92,7 @@ _FAMILIES = {
     "StableDiffusion3Pipeline": _Family(_ALONE | {"prompt_2": None, "prompt_3": None}, pooled_at=2),
     "FluxPipeline": _FLUX,
     "FluxKontextPipeline": _FLUX,
+    "FluxFillPipeline": _FLUX,
 }
 
 

@@ -191,7 +191,7 @@ def _conditions(starts: Sequence[Start], executor: Executor[Any, Any]) -> Tensor
             images.append(template.conditions)
             continue
         blank = start.latents.new_zeros(executor.num_conditions, *start.latents.shape[1:])
-        blank[0] = 1.0
+        blank[: executor.num_conditions - len(start.latents)] = 1.0
         images.append(blank)
     return flat_pixels(images)
 
