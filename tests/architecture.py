@@ -20,16 +20,16 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 8_700,
+    "api": 9_000,
     "benchmarks": 11_640,
-    "cell": 1_130,
+    "cell": 1_150,
     "cli": 8_360,
     "codec": 400,
     "compat": 100,
     "config": 3_040,
     "control": 1_010,
     "deployments": 1_900,
-    "dispatch": 6_610,
+    "dispatch": 6_740,
     "engine": 17_260,
     "errors": 160,
     "imaging": 2_380,
@@ -39,7 +39,7 @@ BUDGET: dict[str, int] = {
     "observability": 1_110,
     "policies": 10_150,
     "process": 300,
-    "protocol": 2_350,
+    "protocol": 2_450,
     "quality": 1_430,
     "recipes": 4_350,
     "replica": 7_260,
