@@ -21,7 +21,7 @@ MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
     "api": 9_000,
-    "benchmarks": 11_640,
+    "benchmarks": 10_200,
     "cell": 1_150,
     "cli": 8_360,
     "codec": 400,
