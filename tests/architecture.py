@@ -20,10 +20,10 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 9_000,
+    "api": 9_200,
     "benchmarks": 10_200,
     "cell": 1_150,
-    "cli": 8_360,
+    "cli": 8_390,
     "codec": 400,
     "compat": 100,
     "config": 3_040,
@@ -37,7 +37,7 @@ BUDGET: dict[str, int] = {
     "kernels": 1_250,
     "models": 2_590,
     "observability": 1_110,
-    "policies": 10_160,
+    "policies": 10_170,
     "process": 300,
     "protocol": 2_450,
     "quality": 1_430,
@@ -45,9 +45,9 @@ BUDGET: dict[str, int] = {
     "replica": 7_260,
     "requests": 860,
     "root": 50,
-    "simulator": 7_560,
+    "simulator": 7_570,
     "storage": 950,
-    "tests": 90_400,
+    "tests": 90_650,
     "transport": 1_450,
 }
 
