@@ -165,10 +165,9 @@ class LeanFlux:
         """Return embedded patches."""
         if self.num_conditions:
             # it has what is spared before the mask
-            latents, mask, spared = pixels.split(
-                [own := self.channels, pixels.shape[1] - 2 * own, own], dim=1
-            )
-            pixels = torch.cat([latents, spared, mask], dim=1)
+            own = self.channels
+            parts = (pixels[:, :own], pixels[:, -own:], pixels[:, own:-own])
+            pixels = torch.cat(parts, dim=1)
         patches = to_patches(pixels, levels[-1], self.patch)
         if references is not None:
             patches = packing.merge_references(patches, references)
