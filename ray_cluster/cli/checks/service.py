@@ -139,7 +139,7 @@ def _on_this_machine(pool: PoolConfig) -> PoolConfig | None:
     """
     from huggingface_hub import try_to_load_from_cache
 
-    if local_folder(pool.model) is not None or not is_hub_id(pool.model):
+    if local_folder(*pool.files) is not None or not is_hub_id(pool.model):
         return pool
     index = try_to_load_from_cache(pool.model, INDEX)
     if not isinstance(index, str):
