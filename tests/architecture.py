@@ -23,7 +23,7 @@ BUDGET: dict[str, int] = {
     "api": 8_700,
     "benchmarks": 11_640,
     "cell": 1_130,
-    "cli": 8_360,
+    "cli": 8_440,
     "codec": 400,
     "compat": 100,
     "config": 3_060,
