@@ -20,7 +20,7 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 8_700,
+    "api": 8_800,
     "benchmarks": 11_640,
     "cell": 1_130,
     "cli": 8_360,
@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_560,
     "storage": 950,
-    "tests": 90_200,
+    "tests": 91_000,
     "transport": 1_450,
 }
 
