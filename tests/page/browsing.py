@@ -68,8 +68,6 @@ def looking(
     problems: list[str] = []
 
     def said(message: ConsoleMessage) -> None:
-        if message.location.get("url", "").endswith("/estimate"):
-            return
         if message.type in {"error", "warning"} and not any(
             one in message.text for one in expected
         ):

@@ -39,6 +39,12 @@ def generated(service: LocalService, prompt: str, **fields: Any) -> bytes:
     return base64.b64decode(reply.json()["data"][0]["b64_json"])
 
 
+def create(service: LocalService, **body: Any) -> str:
+    reply = httpx.post(f"{service.url}/v1/jobs", json=body, headers=bearer(API_KEY))
+    assert reply.status_code == 202, reply.text
+    return str(reply.json()["id"])
+
+
 def open_section(page: Page, name: str) -> None:
     page.get_by_role("link", name=name, exact=True).click()
 
@@ -68,13 +74,13 @@ def test_an_image_grows_and_is_made_again_bit_for_bit(
     service: LocalService, browser: Browser, tmp_path: Path
 ) -> None:
     with looking(browser, service.url, key=API_KEY) as page:
-        make(page, RED, seed="7", num_inference_steps="60", size="other", width="64", height="96")
-        expect(page.locator("rc-run")).to_contain_text("of 60, done in about")
+        make(page, RED, seed="7", num_inference_steps="40", size="other", width="64", height="96")
+        expect(page.locator("rc-run")).to_contain_text("of 40, done in about")
         expect(page.locator("figure.preview img").first).to_be_visible()
-        expect(page.locator(MADE)).to_contain_text("seed 7 · 60 steps")
+        expect(page.locator(MADE)).to_contain_text("seed 7 · 40 steps")
         first = picture_of(page, "figure img")
         assert np.array_equal(
-            pixels(first), pixels(generated(service, RED, num_inference_steps=60, size="64x96"))
+            pixels(first), pixels(generated(service, RED, num_inference_steps=40, size="64x96"))
         )
         with page.expect_download() as kept:
             page.get_by_role("link", name="Download").click()
@@ -87,7 +93,7 @@ def test_an_image_grows_and_is_made_again_bit_for_bit(
         page.locator("#make input[type=file]").set_input_files(file)
         expect(page.locator("#make [name=prompt]")).to_have_value(RED)
         page.get_by_role("button", name="Make", exact=True).click()
-        expect(page.locator(MADE)).to_contain_text("seed 7 · 60 steps")
+        expect(page.locator(MADE)).to_contain_text("seed 7 · 40 steps")
         assert np.array_equal(pixels(picture_of(page, "figure img")), pixels(first))
 
 
@@ -155,6 +161,37 @@ def test_an_edit_changes_what_is_painted_and_nothing_else(
         expect(page.locator("rc-compare")).to_contain_text(f"{100 * differing:.1f} % of the pixels")
 
 
+def test_operators_watch_the_cell_and_others_are_told_why_not(
+    service: LocalService, browser: Browser
+) -> None:
+    with looking(browser, f"{service.url}/#cell", key=API_KEY) as page:
+        row = page.get_by_role("row", name="shapes-sd")
+        expect(row).to_contain_text("0 of 8 images")
+        mine = [create(service, prompt=RED, n=4, num_inference_steps=400) for _ in range(2)]
+        expect(row.locator("progress")).to_have_count(8)
+        for job_id in mine:
+            httpx.delete(f"{service.url}/v1/jobs/{job_id}", headers=bearer(API_KEY))
+        expect(row).to_contain_text("0 of 8 images")
+        expect(page.locator(".panel", has_text="Queue").get_by_role("img").first).to_be_visible()
+    with looking(browser, f"{service.url}/#cell", key=USE_KEY, expected=("status of 403",)) as page:
+        expect(page.locator("#section-cell")).to_contain_text("that takes the role operate")
+
+
+def test_what_a_call_would_get_is_said_before_it_is_made(
+    service: LocalService, browser: Browser
+) -> None:
+    with looking(browser, service.url, key=API_KEY) as page:
+        form, asked = page.locator("#make"), list[str]()
+        page.on("request", lambda one: asked.append(one.url))
+        form.get_by_label("Prompt").press_sequentially(RED, delay=5)
+        expect(form.locator(".estimate")).to_contain_text("with 20 steps")
+        assert len([one for one in asked if one.endswith("/estimate")]) <= 2
+        form.get_by_label("Seed").fill("7")
+        form.locator("summary").click()
+        form.get_by_label("Steps").fill("30")
+        expect(form.locator(".estimate")).to_contain_text("with 30 steps")
+
+
 def test_jobs_survive_a_reload_and_can_be_cancelled(
     service: LocalService, browser: Browser
 ) -> None:
@@ -191,7 +228,7 @@ def test_no_section_is_wider_than_the_screen(
 ) -> None:
     viewport = {"width": width, "height": 800}
     with looking(browser, service.url, key=API_KEY, viewport=viewport) as page:
-        for name in ("Make", "Edit", "Jobs"):
+        for name in ("Make", "Edit", "Jobs", "Cell"):
             open_section(page, name)
             expect(page.locator(f"#section-{name.lower()}")).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name

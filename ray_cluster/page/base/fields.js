@@ -106,13 +106,12 @@ export class Fields {
     return body;
   }
 
-  /** Show a call in the fields; what it does not say becomes as usual. @param {Body} body */
+  /** Show a call in the fields; what it does not say becomes as usual.
+   * @param {Body} body @returns {string[]} what of it cannot be shown */
   fill(body) {
     this.form.reset();
-    if (typeof body.model === "string" && this.card !== undefined) {
-      const known = [...this.model.options].some(({ value }) => value === body.model);
-      if (known) this.model.value = body.model;
-    }
+    const isKnown = !body.model || [...this.model.options].some(({ value }) => value === body.model);
+    if (body.model && isKnown) this.model.value = body.model;
     this.show();
     for (const [name, value] of Object.entries(body)) {
       const field = this.form.elements.namedItem(name);
@@ -121,8 +120,9 @@ export class Fields {
       else if (field instanceof HTMLSelectElement) choose(field, String(value));
       else if (field instanceof HTMLInputElement || field instanceof HTMLTextAreaElement) field.value = String(value);
     }
-    this.#fillSize(typeof body.size === "string" ? body.size : "auto");
+    this.#fillSize(/^[0-9]+x[0-9]+$/.test(body.size) ? body.size : "auto");
     this.form.dispatchEvent(new Event("filled"));
+    return isKnown ? [] : [`the model ${body.model}, which is not here`];
   }
 
   /** Say that the form was filled, and what of it was not. @param {string[]} missing */

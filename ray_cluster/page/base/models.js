@@ -54,7 +54,7 @@ const RATIOS = [1, 3 / 2, 2 / 3, 16 / 9, 9 / 16];
 export function sizesOf(card) {
   const [width, height] = card.default_size.split("x").map(Number);
   const found = new Set();
-  for (const side of new Set([card.min_px, Math.sqrt(width * height), card.max_px])) {
+  for (const side of [Math.sqrt(width * height), card.max_px]) {
     for (const ratio of RATIOS) {
       const largest = side === card.max_px;
       const scale = largest ? 1 / Math.max(Math.sqrt(ratio), 1 / Math.sqrt(ratio)) : 1;

@@ -66,8 +66,9 @@ export function callOf(recipe) {
   }
   if (recipe.crop === "auto") body.crop = "auto";
   const loras = listOf(recipe.loras);
-  if (loras.length) body.loras = loras.map(({ name, scale }) => ({ name: String(name), scale: Number(scale) }));
-  missing.push(...listOf(recipe.controlnets).map((one) => `the map of ${String(one.name)}`));
+  const named = loras.filter((one) => typeof one.name === "string" && typeof one.scale === "number");
+  if (named.length) body.loras = named.map(({ name, scale }) => ({ name, scale }));
+  missing.push(...listOf(recipe.controlnets).map(({ name }) => `the map of ${typeof name === "string" ? name : "a ControlNet"}`));
   if (recipe.image_sha256) missing.push("the edited picture");
   if (recipe.mask_sha256) missing.push("the mask");
   return { body, missing };

@@ -60,18 +60,18 @@
 
 /**
  * @typedef {object} Estimate
+ * @property {boolean} accepted
  * @property {number | null} finish_in_s
- * @property {number} queue_in_s
  * @property {boolean} in_time
  * @property {number | null} deadline_s
  * @property {number} num_inference_steps
- * @property {string | null} reason
+ * @property {string | null} message
  */
 
 /**
- * @typedef {{at: number, waiting: number, running: number, done: number, failed: number, late: number}} Point
+ * @typedef {{at: number, waiting: number, running: number, done: number, failed: number, late: number, refused: number}} Point
  * @typedef {{id: string, steps_done: number, num_steps: number}} StepsOfImage
- * @typedef {{id: string, state: string, pool: string, max_batch: number | null, images: StepsOfImage[]}} Replica
+ * @typedef {{id: string, pool: string, max_batch: number, images: StepsOfImage[]}} Replica
  * @typedef {{id: string, kind: string, waiting: number, running: number, replicas: Replica[]}} CellModel
  */
 
@@ -79,7 +79,7 @@
  * @typedef {object} Cell
  * @property {number} at
  * @property {CellModel[]} [models]
- * @property {Array<{model: string, in_s: number, state: string}>} [queue]
+ * @property {Array<{model: string, in_s: number}>} [queue]
  * @property {string[]} [loras]
  * @property {string[]} [controlnets]
  * @property {string[]} [warnings]

@@ -16,11 +16,14 @@ const LONGEST_PAUSE_MS = 30000;
 // upper ends of the bars of the queue, in seconds to the deadline
 const DEADLINES = [0, 5, 15, 60, 300, Infinity];
 const PLAN_ROUNDS = 5;
+/** @type {Record<string, string>} */
+const KINDS = { denoise: "model", score: "discriminator", upscale: "upscaler", control: "ControlNet", lora: "store of LoRAs" };
 
 export class CellView {
   #watching = /** @type {AbortController | null} */ (null);
   /** @type {Point[]} */
   #points = [];
+  #plan = /** @type {any} */ (null);
   #state = el("p", { class: "hint", role: "status" });
   #content = el("div", { class: "panels" });
 
@@ -80,7 +83,7 @@ export class CellView {
       ...(cell.models ? [models(cell.models)] : []),
       ...queue(cell),
       ...this.#history(),
-      ...plan(cell.plan),
+      ...plan(this.#plan),
       ...names("LoRAs", cell.loras),
       ...names("ControlNets", cell.controlnets),
     );
@@ -90,6 +93,8 @@ export class CellView {
   /** @param {Cell} cell */
   #remember(cell) {
     if (cell.history) this.#points = cell.history;
+    // it comes with each new point
+    if (cell.plan) this.#plan = cell.plan;
     const last = this.#points[this.#points.length - 1]?.at ?? 0;
     if (cell.point && cell.point.at > last) this.#points.push(cell.point);
     this.#points = this.#points.filter((one) => one.at > cell.at - HOUR_S).slice(-MOST_POINTS);
@@ -104,7 +109,7 @@ export class CellView {
       panel(
         "The last hour",
         timePlot("Images", times, [line("waiting"), line("running")], span),
-        timePlot("Ended", times, [line("done"), line("failed"), line("late")], span),
+        timePlot("Ended", times, [line("done"), line("late"), line("failed"), line("refused")], span),
       ),
     ];
   }
@@ -139,8 +144,8 @@ function warnings({ warnings: found = [] }) {
 /** @param {CellModel[]} found */
 function models(found) {
   const rows = found.map((one) => [
-    el("strong", {}, one.id),
-    one.kind,
+    el("strong", {}, one.id || one.replicas[0]?.pool || ""),
+    KINDS[one.kind] ?? one.kind,
     String(one.waiting),
     String(one.running),
     el("div", { class: "replicas" }, ...one.replicas.map(replica)),
@@ -152,8 +157,8 @@ function models(found) {
 function replica(one) {
   const images = one.images.map((image) =>
     el("progress", { max: Math.max(1, image.num_steps), value: image.steps_done, title: `${image.steps_done} of ${image.num_steps} steps` }));
-  const full = one.max_batch ? `${one.images.length} of ${one.max_batch}` : String(one.images.length);
-  return el("div", { class: "replica" }, el("span", {}, `${one.id} · ${one.state} · ${full}`), ...images);
+  const full = `${one.images.length} of ${one.max_batch} images`;
+  return el("div", { class: "replica" }, el("span", {}, `${one.id} · ${full}`), ...images);
 }
 
 /** @param {Cell} cell */
@@ -164,7 +169,7 @@ function queue({ queue: waiting, models: found = [] }) {
     const name = end === 0 ? "late" : end === Infinity ? `> ${duration(start)}` : `≤ ${duration(end)}`;
     return { name, value: waiting.filter((one) => one.in_s > start && one.in_s <= end).length };
   });
-  const byModel = found.map((one) => ({ name: one.id.slice(0, 24), value: one.waiting }));
+  const byModel = found.filter((one) => !["control", "lora"].includes(one.kind)).map((one) => ({ name: one.id.slice(0, 24), value: one.waiting }));
   return [panel("Queue", barPlot("Images by their deadline", bars), barPlot("Images that wait, by model", byModel))];
 }
 

@@ -6,6 +6,7 @@ const WIDTH = 600;
 const HEIGHT = 120;
 const LEFT = 34;
 const BOTTOM = 16;
+const WIDEST_BAR = 80;
 
 /** @typedef {{name: string, values: number[]}} Line */
 
@@ -49,10 +50,11 @@ export function barPlot(title, bars) {
   const width = (WIDTH - LEFT) / Math.max(1, bars.length);
   const picture = frame(`${title}: ${bars.map((one) => `${one.name} ${one.value}`).join(", ")}`, most, y);
   bars.forEach(({ name, value }, index) => {
-    const left = LEFT + index * width;
+    const middle = LEFT + (index + 0.5) * width;
+    const across = Math.max(1, Math.min(width - 6, WIDEST_BAR));
     picture.append(
-      svg("rect", { x: left + 3, y: y(value), width: Math.max(1, width - 6), height: y(0) - y(value), class: "bar" }),
-      svg("text", { x: left + width / 2, y: HEIGHT, class: "tick", "text-anchor": "middle" }, name),
+      svg("rect", { x: middle - across / 2, y: y(value), width: across, height: y(0) - y(value), class: "bar" }),
+      svg("text", { x: middle, y: HEIGHT, class: "tick", "text-anchor": "middle" }, name),
     );
   });
   return el("figure", { class: "plot" }, el("figcaption", {}, title), picture);

@@ -129,8 +129,7 @@ export class Edit {
 
   /** Show a call in the form; pictures and mask stay. @param {Body} body @param {string[]} missing */
   fill(body, missing) {
-    this.fields.fill(body);
-    this.fields.filled(missing);
+    this.fields.filled([...this.fields.fill(body), ...missing]);
   }
 
   /** Begin with a picture in place of all others. @param {Blob} picture */

@@ -57,8 +57,7 @@ export class Estimates {
 
 /** @param {Estimate} found */
 function wordsOf(found) {
-  if (found.finish_in_s === null) return found.reason ?? "";
-  const queue = found.queue_in_s >= 0.05 ? `, ${duration(found.queue_in_s)} of it in the queue` : "";
-  const late = found.in_time ? "" : ` – after its deadline of ${duration(found.deadline_s ?? 0)}`;
-  return `Done in about ${duration(found.finish_in_s)} with ${found.num_inference_steps} steps${queue}${late}.`;
+  if (!found.accepted || found.finish_in_s === null) return found.message ?? "";
+  const late = found.in_time ? "" : `, after its deadline of ${duration(found.deadline_s ?? 0)}`;
+  return `Done in about ${duration(found.finish_in_s)} with ${found.num_inference_steps} steps${late}.`;
 }

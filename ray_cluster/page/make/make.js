@@ -76,11 +76,13 @@ export class Make {
 
   /** Show a call in the form. @param {Body} body @param {string[]} missing what the user must give again */
   fill(body, missing) {
-    this.fields.fill(body);
+    const unknown = this.fields.fill(body);
     this.#offer();
-    this.loras.value = Array.isArray(body.loras) ? body.loras : [];
+    this.loras.value = body.loras ?? [];
+    const added = new Set(this.loras.value.map((one) => one.name));
+    for (const { name } of body.loras ?? []) if (!added.has(name)) unknown.push(`the LoRA ${name}, which is not here`);
     this.nets.clear();
-    this.fields.filled(missing);
+    this.fields.filled([...unknown, ...missing]);
   }
 
   /** Fill the form from a PNG of the service. @param {File} file */
