@@ -26,7 +26,7 @@ BUDGET: dict[str, int] = {
     "cli": 8_360,
     "codec": 400,
     "compat": 100,
-    "config": 3_040,
+    "config": 3_060,
     "control": 1_010,
     "deployments": 1_900,
     "dispatch": 6_740,
