@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.lora_files import LoraFactors, read_lora
+from ray_cluster.engine.edits.template import SentLatents
 from ray_cluster.engine.models.loading import LoadedModel, encode_images, start_states
 from ray_cluster.requests import ImageRequest
 from tests.engine.conftest import DITS, Zoo
@@ -48,9 +49,8 @@ def made(
     prompts = [None if one is None else one.prompts for one in sets]
     with torch.inference_mode():
         images = [None if one is None else encode_images(model, [one])[0] for one in pixels]
-        states = start_states(
-            model, requests, now_s=0.0, images=images or [None] * len(requests), deltas=prompts
-        )
+        latents = list(map(SentLatents, images or [None] * len(requests)))
+        states = start_states(model, requests, now_s=0.0, latents=latents, deltas=prompts)
         for state, own in zip(states, sets, strict=True):
             engine.add(state, None if own is None else own.denoiser)
         while len(engine):

@@ -45,6 +45,23 @@ class EncodedImage:
 
 
 @dataclass(frozen=True, slots=True)
+class SentLatents:
+    """What the autoencoder makes of the images that a request is made from.
+
+    Attributes:
+        edit: None for no edit.
+        references: ``[C, h, w]`` float32 each.
+    """
+
+    edit: EncodedImage | None = None
+    references: tuple[Tensor, ...] = ()
+
+    def tensors(self) -> list[Tensor]:
+        """Return all of them."""
+        return [*(() if self.edit is None else self.edit.tensors()), *self.references]
+
+
+@dataclass(frozen=True, slots=True)
 class Template:
     """A template in a request's state; fixed for the whole run.
 

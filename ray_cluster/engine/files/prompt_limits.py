@@ -13,7 +13,11 @@ from ray_cluster.models.weight_files import INDEX
 
 _T5 = "T5EncoderModel"
 # to which the pipelines cut what T5 reads
-_T5_TOKENS = {"StableDiffusion3Pipeline": 256, "FluxPipeline": 512}
+_T5_TOKENS = {
+    "StableDiffusion3Pipeline": 256,
+    "FluxPipeline": 512,
+    "FluxKontextPipeline": 512,
+}
 # transformers' way to say that a tokenizer has no limit: 1e30
 _BEYOND_REASON = 1e6
 

@@ -71,6 +71,7 @@ export function callOf(recipe) {
   missing.push(...listOf(recipe.controlnets).map(({ name }) => `the map of ${typeof name === "string" ? name : "a ControlNet"}`));
   if (recipe.image_sha256) missing.push("the edited picture");
   if (recipe.mask_sha256) missing.push("the mask");
+  if (recipe.references_sha256 && !recipe.image_sha256) missing.push("the pictures that the model looks at");
   return { body, missing };
 }
 

@@ -13,7 +13,7 @@
  * @property {string} default_size
  * @property {Record<string, number>} max_steps_by_sampler
  * @property {"any" | "masked" | "none"} edits
- * @property {number} [max_input_images]
+ * @property {number} max_input_images
  * @property {string[]} controlnets
  * @property {{factors: number[], max_px: number} | null} upscale
  * @property {{sampler: string, max_guidance_scale: number} | null} fewer_steps

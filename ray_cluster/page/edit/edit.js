@@ -12,7 +12,7 @@ import { Mask } from "./mask.js";
 
 const PREVIEWS = 3;
 // fields that mean something with a mask alone
-const OF_MASKS = ["feather_px", "crop", "paste_back"];
+const OF_MASKS = ["feather_px", "crop"];
 
 export class Edit {
   /** @type {Blob[]} */
@@ -23,7 +23,7 @@ export class Edit {
   constructor(form, results, offered) {
     this.form = form;
     this.results = results;
-    this.fields = new Fields(form, offered, (id) => offered.card(id)?.edits !== "none");
+    this.fields = new Fields(form, offered, (id) => (offered.card(id)?.max_input_images ?? 0) > 0);
     this.mask = find(form, "rc-mask", Mask);
     this.mask.cropOf = (bounds) => this.#crop(bounds);
     find(form, ".pictures-given", HTMLElement).append(this.#thumbs);
@@ -32,8 +32,21 @@ export class Edit {
     form.addEventListener("change", (event) => event.target !== this.mask && this.#showMask());
     form.addEventListener("filled", () => this.#showMask());
     form.addEventListener("submit", (event) => this.#submit(event));
+    this.fields.model.addEventListener("change", () => this.#showModel());
     results.addEventListener("rc-compare", (event) => this.#compare(/** @type {CustomEvent} */ (event)));
     this.#show();
+    this.#showModel();
+  }
+
+  /** Whether the model changes a picture, and does not look at whole ones alone. */
+  get #hasMask() {
+    return this.fields.card?.edits !== "none";
+  }
+
+  /** Show what the model takes beside pictures. */
+  #showModel() {
+    this.mask.hidden = !this.#hasMask || !this.#pictures.length;
+    for (const one of this.form.querySelectorAll(".of-mask")) if (one instanceof HTMLElement) one.hidden = !this.#hasMask;
   }
 
   /** Take pictures to edit; the first is the one that a mask is painted on. @param {Blob[]} files */
@@ -51,7 +64,7 @@ export class Edit {
 
   async #show() {
     const [first] = this.#pictures;
-    this.mask.hidden = first === undefined;
+    this.#showModel();
     for (const image of this.#thumbs.querySelectorAll("img")) URL.revokeObjectURL(image.src);
     this.#thumbs.replaceChildren(...this.#pictures.map((file, index) => this.#thumb(file, index)));
     if (first === undefined) return;
@@ -93,9 +106,9 @@ export class Edit {
   /** The body as a form, and the files in it. */
   async #call() {
     const body = this.fields.body();
-    const mask = await this.mask.toBlob();
+    const mask = this.#hasMask ? await this.mask.toBlob() : null;
     for (const name of OF_MASKS) if (mask === null) delete body[name];
-    if (body.paste_back === "false") body.paste_back = false;
+    if (!this.#hasMask) delete body.strength;
     const form = new FormData();
     const name = this.#pictures.length > 1 ? "image[]" : "image";
     for (const picture of this.#pictures) form.append(name, picture, "picture");
@@ -129,7 +142,9 @@ export class Edit {
 
   /** Show a call in the form; pictures and mask stay. @param {Body} body @param {string[]} missing */
   fill(body, missing) {
-    this.fields.filled([...this.fields.fill(body), ...missing]);
+    const unknown = this.fields.fill(body);
+    this.#showModel();
+    this.fields.filled([...unknown, ...missing]);
   }
 
   /** Begin with a picture in place of all others. @param {Blob} picture */

@@ -121,7 +121,8 @@ export class Run extends HTMLElement {
     const recipe = await readRecipe(await (await fetch(url)).blob());
     if (recipe === null) throw new Error("This file carries no recipe; PNGs do.");
     const { body, missing } = callOf(recipe);
-    const files = recipe.image_sha256 ? ["image", ...(recipe.mask_sha256 ? ["mask"] : [])] : [];
+    const isEdit = recipe.image_sha256 ?? recipe.references_sha256;
+    const files = isEdit ? ["image", ...(recipe.mask_sha256 ? ["mask"] : [])] : [];
     return { body, files, missing };
   }
 
