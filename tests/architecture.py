@@ -38,7 +38,7 @@ BUDGET: dict[str, int] = {
     "models": 3_160,
     "observability": 1_110,
     "policies": 10_150,
-    "process": 300,
+    "process": 310,
     "protocol": 2_350,
     "quality": 1_430,
     "recipes": 4_350,
