@@ -122,6 +122,16 @@ def edit_geometry(
     return EditGeometry(canvas, None, _work_px(canvas, bounds))
 
 
+def reference_size(image_px: SizePx, multiple_px: int, most_px: int) -> SizePx:
+    """Return the size in which a model sees a picture: its own, scaled down to ``most_px`` pixels;
+    sides are cut to the grid, and are at least one multiple."""
+    scale = min(1.0, math.sqrt(most_px / (image_px[0] * image_px[1])))
+    width, height = (_down(side * scale, multiple_px) for side in image_px)
+    # of a strip, the short side was raised
+    most_long = _down(most_px / min(width, height), multiple_px)
+    return (min(width, most_long), min(height, most_long))
+
+
 def _window(canvas: SizePx, bounds: SizeBounds, box: Box) -> Box:
     """Return the box with a margin, as large as the model makes images best, within the canvas."""
     margin = max(_LEAST_MARGIN_PX, math.ceil(max(box.size_px) * _MARGIN_SHARE))
@@ -162,6 +172,10 @@ def _within_bounds(image_px: SizePx, bounds: SizeBounds) -> SizePx:
         min(bounds.highest_px, max(bounds.lowest_px, round(side * scale))) for side in image_px
     )
     return (width, height)
+
+
+def _down(side_px: float, multiple_px: int) -> int:
+    return max(1, math.floor(side_px / multiple_px + 1e-9)) * multiple_px
 
 
 def _up(side_px: int, multiple_px: int) -> int:

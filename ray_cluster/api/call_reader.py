@@ -96,14 +96,15 @@ class CallReader:
         """
         key, document = _idempotency_key(request), self._settings.document()
         async with self._sent(request, kind, document) as sent:
-            if kind.edit is None or sent.image is None:
+            if kind.edit is None or not sent.images:
                 fields = validate(sent.body)
             else:
                 fields = validate_as(kind.edit, sent.body, REFUSED)
             _check_delivery(fields, is_job=kind.is_job)
             controlnets = await self._controlnets.read(request, fields, sent, document)
             images = None
-            if sent.image is not None:
+            if sent.images:
+                await self._resolver.check_number(fields, len(sent.images), sent.param, document)
                 images = await self._images.of_edit(request, sent, document.limits)
             is_inline = not kind.is_job and fields.response_format != "url"
             is_stored = not is_inline or key is not None
@@ -133,7 +134,7 @@ class CallReader:
             is_edit = not kind.has_text or any(body.get(name) is not None for name in names)
             fields = ImageGenerationRequest if kind.edit is None or not is_edit else kind.edit
             sent = take_images(body, fields)
-            if is_large and sent.image is None and not any(sent.controlnet_images):
+            if is_large and not sent.images and not any(sent.controlnet_images):
                 raise too_large(own)
             yield sent
 
@@ -184,7 +185,9 @@ def _digest(sent: dict[str, Any], wanted: WantedImages) -> str:
     fields, images, body = wanted.fields, wanted.images, _without_nulls(sent)
     if images is not None:
         # a form and JSON of the same content are the same call
-        body = fields.model_dump(mode="json", exclude_none=True) | {"image": images.image.sha256}
+        digests = [one.ref.sha256 for one in images.pictures]
+        own = {"images": digests} if images.more else {"image": digests[0]}
+        body = fields.model_dump(mode="json", exclude_none=True) | own
         if images.mask is not None:
             body["mask"] = images.mask.sha256
         if isinstance(fields, ImageVariationRequest):

@@ -30,6 +30,7 @@ _OPTION_BY_PARAM: Mapping[str, str] = {
     "output_compression": "--compression",
     "slo_s": "--slo",
     "image": "--edit",
+    "images": "--edit",
     "feather_px": "--feather",
     "loras": "--lora",
     "controlnets": "--control",

@@ -26,6 +26,8 @@ from ray_cluster.requests import FLOW_SAMPLER_NAMES, EngineKind, SamplerName, no
 _FLUX_PATCH = 2
 _FLUX_SAMPLE_SIZE = 128
 _UNET_MULTIPLE_PX = 8
+# that FLUX.1 Kontext's pictures have
+_TRAINED_PX = 1024 * 1024
 # what diffusers' pipeline takes where the UNet does not say
 _SDXL_SAMPLE_SIZE = 128
 # what diffusers and transformers read of a folder
@@ -38,8 +40,12 @@ FAMILY_BY_PIPELINE: Mapping[str, str] = {
     "StableDiffusionXLPipeline": "stable-diffusion-xl",
     "StableDiffusion3Pipeline": "stable-diffusion-3",
     "FluxPipeline": "flux",
+    "FluxKontextPipeline": "flux",
+    "FluxFillPipeline": "flux",
 }
 """The families of the step engine, by their text-to-image pipelines."""
+MAX_REFERENCES: Mapping[str, int] = {"FluxKontextPipeline": 1}
+"""Most pictures that a pipeline's models look at in the step engine: as in diffusers, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +205,11 @@ def check_group(pool: PoolConfig, model: Mapping[str, Any]) -> None:
             f"pool {pool.name}: ranks is {pool.ranks}, and its model is a UNet; groups step "
             "diffusion transformers (SD3, FLUX.1): set ranks: 1, and replicas instead"
         )
+    if model.get("out_channels") not in {None, model.get("in_channels")}:
+        raise ConfigError(
+            f"pool {pool.name}: ranks is {pool.ranks}, and its model fills masked images, which "
+            "groups do not; set ranks: 1"
+        )
     if not group_degrees(pool, model):
         raise ConfigError(
             f"pool {pool.name}: none of its degrees {list(pool.set_degrees)} divides the model's "
@@ -287,6 +298,11 @@ def _sample_size(model: Mapping[str, Any]) -> tuple[int, int] | None:
         return None
     rows, columns = (sample, sample) if isinstance(sample, int) else sample
     return columns, rows
+
+
+def max_reference_px(max_px: int) -> int:
+    """Return the most pixels of a picture that a model looks at, from its longest side."""
+    return min(_TRAINED_PX, max_px**2)
 
 
 def vae_scale_factor(vae: Mapping[str, Any]) -> int:

@@ -69,6 +69,7 @@ class TraceRow(ArrivalRow):
     loras: Names = ()
     mask_ratio: _Finite | None = Field(None, ge=0, le=1, description="of an edit")
     template: str | None = Field(None, min_length=1, description="of an edit: its image")
+    reference_px: int = Field(0, ge=0, le=1 << 32, description="of pictures that are looked at")
 
     @model_validator(mode="after")
     def _check_steps(self) -> TraceRow:

@@ -28,6 +28,7 @@ class Arrival:
         fewest_steps: that its client accepts to have it in time; None for all.
         mask_ratio: of an edit, the share of its latents that is made anew; None without a mask.
         template: of an edit, the image it starts from.
+        reference_px: pixels of the pictures that the model looks at.
         confidence: of a cascade, that the light model's image will get.
         coin: in [0, 1), for random routing.
     """
@@ -46,6 +47,7 @@ class Arrival:
     fewest_steps: int | None = None
     mask_ratio: float | None = None
     template: str | None = None
+    reference_px: int = 0
     confidence: float = 1.0
     coin: float = 0.0
 

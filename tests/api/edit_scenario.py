@@ -51,7 +51,8 @@ def lists_and_files(client: openai.OpenAI, image: bytes, path: Path) -> None:
     client.images.edit(image=("a.gif", io.BytesIO(image), "image/gif"), prompt="a")
     rejected(client, "allow[]", image=image, extra_body={"allow": ["steps"]})
     rejected(client, "loras[][name]", image=image, extra_body={"loras": [{"name": "x"}]})
-    rejected(client, "image[]", image=[image, image])
+    rejected(client, "image", image=[image, image])
+    rejected(client, "image[]", image=[image] * 17)
     rejected(client, "mask", image=image, mask=image)
     rejected(client, "svg[model]", image=image, extra_body={"svg": {"model": "x"}})
 

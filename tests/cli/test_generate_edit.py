@@ -13,7 +13,7 @@ import pytest
 from ray_cluster.cli.images.image_files import GeneratedFile, GeneratedImages
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.imaging.encoder import encode_image
-from ray_cluster.requests import BlobRef, Edit, OutputSpec
+from ray_cluster.requests import BlobRef, Edit, OutputSpec, Reference
 from tests.cli.conftest import Cli
 from tests.cli.pictures import digest, save_mask, save_photo
 from tests.cli.served import Served
@@ -75,6 +75,32 @@ def test_every_option_of_an_edit_reaches_the_service(
     more = {"prompt": "a red star", "seed": 7, "num_inference_steps": 20, "output_format": "png"}
     assert body == edit | more
     assert (tmp_path / "edited.png").read_bytes() == b"ok"
+
+
+def test_several_images_are_sent_in_their_order(
+    cli: Cli, bodies: list[dict[str, Any]], photo: Path, mask: Path, tmp_path: Path
+) -> None:
+    out = ("-o", tmp_path / "edited.png", "-f")
+    result = cli("generate", "a", "--edit", photo, "--edit", mask, *HERE, *out)
+    assert result.exit_code == 0, result.output
+    sent = [base64.b64decode(one) for one in bodies[0]["images"]]
+    assert sent == [photo.read_bytes(), mask.read_bytes()]
+    looked_at = [Reference(BlobRef(digest(one), 1), 64, 64) for one in (photo, mask)]
+    request = image_request(model="m", prompt="a", references=tuple(looked_at))
+    like = tmp_path / "like.png"
+    blank = np.zeros((64, 64, 3), np.uint8)
+    like.write_bytes(encode_image(blank, OutputSpec(), request.recipe()))
+    again = ("generate", "--like", like, *HERE, *out)
+    assert cli(*again, "--edit", photo, "--edit", mask).exit_code == 0
+    assert bodies[1]["images"] == bodies[0]["images"]
+    for given, says in {
+        (photo,): f"the file whose SHA-256 digest is {digest(mask)}",
+        (mask, photo): "is not the file",
+        (photo, mask, mask): "is one more than the images",
+    }.items():
+        edits = [part for one in given for part in ("--edit", one)]
+        result = cli(*again, *edits)
+        assert (result.exit_code, says in " ".join(result.output.split())) == (1, True), result
 
 
 def test_what_is_not_given_is_not_sent(

@@ -15,6 +15,7 @@ from ray_cluster.policies.edits import (
     SizePx,
     computed_steps,
     edit_geometry,
+    reference_size,
     steps_of_schedule,
 )
 
@@ -236,3 +237,17 @@ def test_a_size_on_the_grid_is_plain(bounds: SizeBounds, data: st.DataObject) ->
     image = data.draw(sizes)
     assert edit_geometry(image, bounds, size_px=size) == EditGeometry(size, None, size)
     assert edit_geometry(size, bounds).is_plain
+
+
+@given(st.integers(1, 20_000), st.integers(1, 20_000), st.sampled_from([8, 16, 32]))
+def test_a_picture_is_seen_on_the_grid_and_never_enlarged(width: int, height: int, by: int) -> None:
+    most_px = 1 << 20
+    seen = reference_size((width, height), by, most_px)
+    assert all(side % by == 0 and side >= by for side in seen)
+    assert seen[0] * seen[1] <= most_px
+    assert all(side <= max(by, own) for side, own in zip(seen, (width, height), strict=True))
+    if width * height <= most_px and min(width, height) >= by:
+        assert seen == (width // by * by, height // by * by)
+    if min(seen) > 4 * by:
+        # cut by less than a multiple
+        assert abs(math.log(seen[0] / seen[1] * height / width)) < by / min(seen) * 1.3

@@ -27,6 +27,7 @@ arrivals = st.builds(
     loras=st.lists(names, max_size=2).map(tuple),
     mask_ratio=st.one_of(st.none(), st.floats(0, 1)),
     template=st.one_of(st.none(), names),
+    reference_px=st.integers(0, 1 << 24),
     fewest_steps=st.one_of(st.none(), st.just(1)),
 )
 

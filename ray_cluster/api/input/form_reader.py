@@ -114,7 +114,7 @@ class Uploads:
     ) -> Form:
         """Read a form; its images are stored while they arrive.
 
-        An image comes in a part of its name, or several come in parts of its name with ``[]``.
+        Images come in parts of their name, or of their name with ``[]``.
 
         Args:
             max_images: names of the parts that are images, and how many there may be of each.
@@ -240,7 +240,8 @@ class _FormReading:
             how = f"Give the part a file name (with curl: -F {name}=@photo.png)."
             raise wrong(name, "must be a file; given a text", more=how)
         refs = self._images.setdefault(base, [])
-        if refs and (base in self._names or name == base):
+        # all in one spelling
+        if refs and (name not in self._names or (most == 1 and name == base)):
             several = f"Send several images as {base + LIST_MARK!r}."
             raise _duplicate(name, several if most > 1 else "Give it once.")
         if len(refs) == most:

@@ -18,8 +18,8 @@ from ray_cluster.requests import MAX_GUIDANCE_SCALE, ImageFormat, SamplerName
 
 MAX_SEED = 2**63 - 1
 MAX_FEATHER_PX = 256
-# of an edit
-MAX_INPUT_IMAGES = 1
+# of an edit, as of OpenAI's
+MAX_INPUT_IMAGES = 16
 # of one image
 MAX_LORAS = 8
 MAX_LORA_SCALE = 4
@@ -262,15 +262,18 @@ class ImageEditRequest(ImageGenerationRequest):
         }
     )
     image_fields: ClassVar[tuple[str, ...]] = ("image", "mask")
+    max_images: ClassVar[int] = MAX_INPUT_IMAGES
 
     strength: float | None = optional(
         "(extension) How much of the noise schedule is run: the higher, the less is "
-        "kept of the image. 1 if absent with a mask, 0.8 without.",
+        "kept of the image. 1 if absent with a mask, 0.8 without; a model that looks at pictures "
+        "does that instead, if it is absent.",
         gt=0,
         le=1,
     )
     input_fidelity: Literal["high", "low"] | None = optional(
-        "`low` is the strength if absent; `high` keeps more: 0.8 with a mask, 0.4 without."
+        "`low` is the strength if absent; `high` keeps more: 0.8 with a mask, 0.4 without. Changes "
+        "nothing where the model looks at pictures."
     )
     feather_px: int | None = optional(
         "(extension) Width of the border within the mask over which the edit is "
@@ -293,6 +296,7 @@ class ImageVariationRequest(ImageEditRequest):
 
     model_config = ConfigDict(json_schema_extra={"examples": []})
     image_fields: ClassVar[tuple[str, ...]] = ("image",)
+    max_images: ClassVar[int] = 1
 
     prompt: str = Field("", description="What the image shows; may be left out.")
 

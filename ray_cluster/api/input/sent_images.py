@@ -20,7 +20,6 @@ from ray_cluster.api.input.form_reader import MoreFiles, Uploads, once
 from ray_cluster.api.input.image_store import FILE_PREFIX, ClientInputs, StoredBytes
 from ray_cluster.api.input.schemas import (
     MAX_CONTROLNETS,
-    MAX_INPUT_IMAGES,
     ImageEditRequest,
     ImageGenerationRequest,
 )
@@ -70,17 +69,21 @@ class SentCall:
     Attributes:
         body: the values of its fields.
         controlnet_images: of its ControlNets, None where there is none.
-        image: of an edit: a text of JSON, or what a form held, in the input store.
-        param: the field that it is in, for errors.
+        images: of an edit: texts of JSON, or what a form held, in the input store.
+        param: the field that they are in, for errors.
         files: further images of a form, by the names of their parts; None for JSON.
     """
 
     body: dict[str, Any]
     controlnet_images: list[object]
-    image: str | BlobRef | None = None
+    images: tuple[str | BlobRef, ...] = ()
     mask: str | BlobRef | None = None
     param: str = "image"
     files: dict[str, BlobRef] | None = None
+
+    def param_of(self, index: int) -> str:
+        """Return how errors name one of the images."""
+        return self.param if len(self.images) == 1 else f"{self.param}[{index}]"
 
 
 class MadeMap(NamedTuple):
@@ -90,22 +93,41 @@ class MadeMap(NamedTuple):
     made: ControlMap
 
 
+class Picture(NamedTuple):
+    """An image in the input store, and what it is."""
+
+    ref: BlobRef
+    facts: ImageFacts
+
+    @property
+    def size_px(self) -> tuple[int, int]:
+        """Width and height."""
+        return (self.facts.width_px, self.facts.height_px)
+
+
 @dataclass(frozen=True, slots=True)
 class CheckedImages:
     """The images of a call that edits, in the input store and checked.
 
     Attributes:
-        mask: None for an edit of everything.
+        mask: of the first image; None for an edit of everything.
+        more: images beside the first.
     """
 
     image: BlobRef
     image_facts: ImageFacts
     mask: BlobRef | None = None
     mask_facts: MaskFacts | None = None
+    more: tuple[Picture, ...] = ()
+
+    @property
+    def pictures(self) -> tuple[Picture, ...]:
+        """All but the mask, in their order."""
+        return (Picture(self.image, self.image_facts), *self.more)
 
     @property
     def size_px(self) -> tuple[int, int]:
-        """Width and height of the image."""
+        """Width and height of the first image."""
         return (self.image_facts.width_px, self.image_facts.height_px)
 
 
@@ -141,18 +163,18 @@ class SentImages:
         Raises:
             ApiError, InvalidRequest: see :meth:`Uploads.read_form`; or it has no image.
         """
-        most = {"image": MAX_INPUT_IMAGES, "mask": 1}
+        most = {"image": kind.max_images, "mask": 1}
         more = MoreFiles(MAX_CONTROLNETS, frozenset(kind.model_fields))
         with self.memory.form(request):
             form = await self._uploads(request, limits).read_form(request, most, more)
         if not form.images.get("image"):
             raise _no_image()
-        [image] = form.images["image"]
         mask = form.images.get("mask", (None,))[0]
         if mask is not None and "mask" not in kind.image_fields:
             raise refused("mask", REFUSED_MASK)
         body = typed_texts(form.texts, kind)
-        return SentCall(body, _take_controlnet_images(body), image, mask, files=form.files)
+        given, controls = form.images["image"], _take_controlnet_images(body)
+        return SentCall(body, controls, given, mask, files=form.files)
 
     async def read_one(
         self, request: Request, name: str, limits: LimitsConfig
@@ -201,25 +223,36 @@ class SentImages:
     ) -> CheckedImages:
         """Store the images of an edit where they are not yet, decode them and return what they are.
 
+        One after the other, so that a call of many takes of the checks what one of one does.
+
         Raises:
             ApiError: an image is too large; 503 where there is nothing to decode them.
             BlobStoreError: the input store fails.
             InvalidRequest: one of them is no image, cannot be decoded, has too many pixels or
                 several frames; the mask has no alpha, or leaves nothing to edit.
         """
-        assert sent.image is not None, "an edit has an image"
-        image, mask = sent.image, sent.mask
-        if isinstance(image, str):
-            image = await self.store_one(request, image, sent.param, limits)
+        assert sent.images, "an edit has an image"
+        mask = sent.mask
+        refs = [
+            await self.store_one(request, one, sent.param_of(index), limits)
+            if isinstance(one, str)
+            else one
+            for index, one in enumerate(sent.images)
+        ]
         if isinstance(mask, str):
             mask = await self.store_one(request, mask, "mask", limits)
-        image_facts = await self.check_one(request, image, "image", limits)
+        known: dict[BlobRef, ImageFacts] = {}
+        for index, ref in enumerate(refs):
+            if ref not in known:
+                param = "image" if len(refs) == 1 else sent.param_of(index)
+                known[ref] = await self.check_one(request, ref, param, limits)
+        (image, facts), *more = (Picture(ref, known[ref]) for ref in refs)
         if mask is None:
-            return CheckedImages(image, image_facts)
+            return CheckedImages(image, facts, more=tuple(more))
         data, most = self._source(request, mask, limits), limits.max_input_pixels
         client = caller_of(request)
         mask_facts = await _answer(self._checks.mask_facts, data, "mask", most, client)
-        return CheckedImages(image, image_facts, mask, mask_facts)
+        return CheckedImages(image, facts, mask, mask_facts, tuple(more))
 
     async def make_map(
         self, request: Request, image: BlobRef, order: MapOrder, limits: LimitsConfig
@@ -286,13 +319,14 @@ def take_images(body: dict[str, Any], kind: type[ImageGenerationRequest]) -> Sen
     several = given if isinstance(given, list) else [given]
     if given is None or not several:
         raise _no_image()
-    if len(several) > MAX_INPUT_IMAGES:
-        raise wrong(name, f"holds {len(several)} images; an edit takes {MAX_INPUT_IMAGES}")
+    if len(several) > kind.max_images:
+        raise wrong(name, f"holds {len(several)} images; at most {kind.max_images} are allowed")
     if mask is not None and "mask" not in kind.image_fields:
         raise refused("mask", REFUSED_MASK)
     mask_text = None if mask is None else image_text(mask, "mask")
-    image_of = image_text(several[0], name)
-    return SentCall(body, _take_controlnet_images(body), image_of, mask_text, name)
+    sent = SentCall(body, _take_controlnet_images(body), tuple(several), mask_text, name)
+    texts = (image_text(one, sent.param_of(index)) for index, one in enumerate(several))
+    return replace(sent, images=tuple(texts))
 
 
 def _take_controlnet_images(body: dict[str, Any]) -> list[object]:

@@ -75,13 +75,14 @@ class ModelCard(BaseModel):
     )
     edits: EditKind = Field(
         description="(extension) `any`: images from text, edits with and without a mask; `masked`: "
-        "edits with a mask alone, as of an inpainting model; `none`: images from text alone."
+        "edits with a mask alone, as of an inpainting model; `none`: images from text alone, and "
+        "from pictures that it looks at, where `max_input_images` is not 0."
     )
     engine: EngineKind = Field(
         description="(extension) `steps`: its images share steps, and any may stop at each; "
         "`diffusers`: a pipeline as it is, an image a call, which starts over when it is stopped."
     )
-    max_input_images: int = Field(description="(extension) Most images of an edit.")
+    max_input_images: int = Field(description="(extension) Most images of an edit; 0: none.")
     fewer_steps: FewerStepsCard | None = Field(
         description="(extension) Where `fidelity` can be other than `exact`; null: nowhere."
     )

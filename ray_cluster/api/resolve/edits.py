@@ -10,6 +10,12 @@ from ray_cluster.api.input.schemas import ImageEditRequest, ImageVariationReques
 from ray_cluster.api.input.sent_images import CheckedImages
 from ray_cluster.api.resolve.fidelity import check_unmeasured
 from ray_cluster.api.resolve.generation import canvas_size, resolve
+from ray_cluster.api.resolve.references import (
+    check_number,
+    looks_at_pictures,
+    references_of,
+    resolve_looking,
+)
 from ray_cluster.config.sections.cell_wide import LimitsConfig
 from ray_cluster.errors import InvalidRequest
 from ray_cluster.policies.edits import (
@@ -47,14 +53,20 @@ def resolve_edit(
 ) -> tuple[ImageRequest, ...]:
     """Return one request per image; errors and arguments are those of ``resolve``.
 
-    A mask of everything, at full strength, is text to image.
+    A mask of everything, at full strength, is text to image. A model that looks at pictures does
+    that to all of them, beside the edit of the first; without a mask and a strength there is none.
 
     Raises:
         InvalidRequest: also for a mask of another size than the image, for what the model makes no
             edits with, and for a strength that leaves no step.
     """
-    _check_images(images, profile)
+    check_number(len(images.pictures), "image", profile)
+    is_looking = looks_at_pictures(fields, images, profile)
+    if not is_looking:
+        _check_images(images, profile)
     _check_fields(fields, images)
+    if is_looking:
+        return resolve_looking(fields, images, profile, limits, is_stored=is_stored)
     strength = _strength(fields, images)
     geometry = _geometry(fields, images, profile)
     # fewer steps were measured for images from text alone
@@ -62,6 +74,9 @@ def resolve_edit(
     work = "{}x{}".format(*geometry.work_px)
     wanted = fields.model_copy(update={"size": work})
     bases = resolve(wanted, own, limits, is_stored=is_stored)
+    if images.mask is not None:
+        looked_at = references_of(images, profile)
+        bases = tuple(replace(one, references=looked_at) for one in bases)
     check_format(bases[0].output.image_format, geometry.canvas_px)
     is_whole = images.mask_facts is not None and images.mask_facts.ratio == 1
     if is_whole and strength == 1 and geometry.is_plain and profile.edits == "any":
@@ -81,6 +96,11 @@ def resolve_edit(
 
 
 def _check_images(images: CheckedImages, profile: ModelProfile) -> None:
+    if profile.edits == "none" and profile.max_references:
+        what = f"{profile.model}, which looks at whole images and changes no part of one"
+        if images.mask is None:
+            raise wrong("model", f"is {what}; for variations choose another")
+        raise wrong("mask", f"is for {what}", "leave out")
     if profile.edits == "none":
         what = f"is {profile.model}, which makes images from text alone here"
         raise wrong("model", what, "any edits")

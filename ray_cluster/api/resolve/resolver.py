@@ -21,6 +21,7 @@ from ray_cluster.api.resolve.generation import resolve
 from ray_cluster.api.resolve.last_stages import with_last_stages
 from ray_cluster.api.resolve.loras import BasedLora, LoraResolver, beside_loras, with_loras
 from ray_cluster.api.resolve.prompts import PromptCheck
+from ray_cluster.api.resolve.references import check_number
 from ray_cluster.config.loading import Document
 from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.cell_wide import LimitsConfig
@@ -41,6 +42,7 @@ _UNSUPPORTED: dict[str, EntryReason] = {
     "size": "size",
     "negative_prompt": "negative_prompt",
     "mask": "edit",
+    "image": "edit",
     "model": "edit",
     "strength": "edit",
 }
@@ -107,6 +109,26 @@ class RequestResolver:
         self._prompts = prompts
         self._loras = loras
         self._controlnets = controlnets
+
+    async def check_number(
+        self, fields: ImageGenerationRequest, num_images: int, param: str, document: Document
+    ) -> None:
+        """Refuse more images than the model of a call takes, before any is decoded.
+
+        Raises:
+            ApiError: see :meth:`resolve`.
+            InvalidRequest: it names the models that take so many.
+        """
+        if num_images == 1:
+            return
+        fields, _ = await self._loras.resolve(fields)
+        cascade = next((one for one in document.cascades if one.name == fields.model), None)
+        name = fields.model or document.pools[0].model_name
+        if cascade is not None:
+            is_light = entry_for_quality(fields.quality) == "light"
+            name = cascade.light if is_light else cascade.heavy
+        profile, profiles = await self._catalog.profile(name), await self._catalog.refresh()
+        check_number(num_images, param, profile, profiles)
 
     async def resolve(
         self, request: Request, wanted: WantedImages, document: Document, *, is_inline: bool
@@ -200,8 +222,9 @@ class RequestResolver:
 
 def _is_alike(light: ImageRequest, heavy: ImageRequest) -> bool:
     """Whether both models make an edit of the same pixels."""
-    if light.size_px != heavy.size_px or light.edit is None or heavy.edit is None:
-        return light.size_px == heavy.size_px and light.edit == heavy.edit
+    is_same = light.size_px == heavy.size_px and light.references == heavy.references
+    if not is_same or light.edit is None or heavy.edit is None:
+        return is_same and light.edit == heavy.edit
     return replace(light.edit, schedule_steps=heavy.edit.schedule_steps) == heavy.edit
 
 

@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.responses import Response
 
 from ray_cluster.api.catalog import Catalog
-from ray_cluster.api.input.schemas import MAX_INPUT_IMAGES
 from ray_cluster.api.output.resource_schemas import (
     CascadeParts,
     FewerStepsCard,
@@ -19,6 +18,7 @@ from ray_cluster.api.output.resource_schemas import (
     StepsByFidelity,
     UpscaleCard,
 )
+from ray_cluster.api.resolve.references import max_input_images
 from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
@@ -126,7 +126,7 @@ def _card(profile: ModelProfile, controlnets: list[str], upscale: UpscaleCard | 
         max_steps_by_sampler=dict(profile.max_steps_by_sampler),
         edits=profile.edits,
         engine=profile.engine,
-        max_input_images=MAX_INPUT_IMAGES,
+        max_input_images=max_input_images(profile),
         controlnets=controlnets,
         upscale=upscale,
         fewer_steps=None if profile.fewer_steps is None else _steps_card(profile.fewer_steps),

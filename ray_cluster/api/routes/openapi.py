@@ -12,7 +12,6 @@ from pydantic import BaseModel
 
 from ray_cluster.api.input.image_store import ID_PATTERN
 from ray_cluster.api.input.schemas import (
-    MAX_INPUT_IMAGES,
     FileUpload,
     ImageEditRequest,
     ImageGenerationRequest,
@@ -26,6 +25,7 @@ from ray_cluster.requests import UPSCALE_FACTORS
 # the endpoints of these calls read the body by themselves, bounded and strictly
 _KINDS: Mapping[str, tuple[type[ImageGenerationRequest], ...]] = {
     "/v1/images/generations": (ImageGenerationRequest,),
+    "/v1/images/estimate": (ImageGenerationRequest,),
     "/v1/images/edits": (ImageEditRequest,),
     "/v1/images/variations": (ImageVariationRequest,),
     "/v1/jobs": (ImageGenerationRequest, ImageEditRequest),
@@ -62,6 +62,7 @@ _MASK = (
     "below 128) is edited. Everything, if absent."
 )
 _IN_JSON = " In base64, or as a data URL."
+_SEVERAL = " Several, for a model that takes them: {}."
 
 ERRORS = {
     400: "A parameter is wrong: the message says what was given and what is allowed.",
@@ -142,21 +143,22 @@ def _request_schema(
             "type": "array",
             "items": _ANY_IMAGE,
             "minItems": 1,
-            "maxItems": MAX_INPUT_IMAGES,
-            "description": "OpenAI's way to write `image`, and instead of it.",
+            "maxItems": kind.max_images,
+            "description": "OpenAI's way to write `image`, and instead of it."
+            + _several(kind, "a mask is of the first"),
         }
         schema["required"].remove("image")
         schema["oneOf"] = [{"required": ["image"]}, {"required": ["images"]}]
     return schema
 
 
-def _form_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings) -> dict[str, Any]:
+def _form_schema(kind: type[ImageEditRequest], settings: CurrentSettings) -> dict[str, Any]:
     """Return the schema of a form: its parts are texts or files."""
     schema = _fields_schema(kind, settings)
     schema.pop("examples", None)
     for field in schema["properties"].values():
         _leave_null_out(field)
-    _add_images(schema, kind, _FILE, "")
+    _add_images(schema, kind, _FILE, _several(kind, "repeat the part, or call all `image[]`"))
     return schema
 
 
@@ -174,6 +176,10 @@ def _add_images(
     schema["required"] = [*schema.get("required", []), "image"]
     if "mask" in kind.image_fields:
         schema["properties"]["mask"] = {**one, "description": _MASK + how}
+
+
+def _several(kind: type[ImageEditRequest], how: str) -> str:
+    return _SEVERAL.format(how) if kind.max_images > 1 else ""
 
 
 def _fields_schema(kind: type[ImageGenerationRequest], settings: CurrentSettings) -> dict[str, Any]:

@@ -16,7 +16,12 @@ from ray_cluster.api.access.call_metrics import GatewayMetricsEndpoint
 from ray_cluster.api.input.image_store import FILE_PREFIX
 from ray_cluster.api.input.schemas import LoraRegistration
 from ray_cluster.api.output.event_streams import EVENT_NAMES
-from ray_cluster.api.output.image_schemas import CompletedEvent, ImagesResponse, PartialImageEvent
+from ray_cluster.api.output.image_schemas import (
+    CompletedEvent,
+    EstimateResponse,
+    ImagesResponse,
+    PartialImageEvent,
+)
 from ray_cluster.api.output.resource_schemas import (
     ControlNetList,
     ErrorResponse,
@@ -30,6 +35,7 @@ from ray_cluster.api.output.resource_schemas import (
     ModelList,
     PreprocessResponse,
 )
+from ray_cluster.api.routes.cell import CellEndpoint, CellResponse
 from ray_cluster.api.routes.controlnets import ControlNetsEndpoint
 from ray_cluster.api.routes.files import PATH, FilesEndpoint, UploadedFilesEndpoint
 from ray_cluster.api.routes.health import HealthEndpoint
@@ -84,6 +90,7 @@ class Endpoints:
     uploads: UploadedFilesEndpoint
     jobs: JobsEndpoint
     plan: PlanEndpoint
+    cell: CellEndpoint
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) -> None:
@@ -98,6 +105,16 @@ def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) ->
     _add_uploads(guarded, endpoints.uploads)
     _add_jobs(guarded, endpoints.jobs)
     _add_plan(guarded, endpoints.plan)
+    _add(
+        guarded,
+        "GET /cell/events",
+        endpoints.cell.events,
+        "Watch the cell",
+        _OPERATE,
+        statuses=(401, 429, 503),
+        more={200: {"content": event_stream({"cell": CellResponse}), "description": "The events."}},
+        tags=["plan"],
+    )
     # an uploaded file's id, which needs a key, is not taken for that of a public image
     # not include_router: that builds each route a second time
     app.router.routes += [*guarded.routes, *public.routes]
@@ -201,6 +218,17 @@ def _add_images(router: APIRouter, images: ImagesEndpoint) -> None:
             deprecated=name == "variations",
             openapi_extra={"parameters": [_IDEMPOTENCY_KEY]},
         )
+
+    _add(
+        router,
+        "POST /images/estimate",
+        images.estimate,
+        "Ask when images would be made",
+        _USE,
+        model=EstimateResponse,
+        statuses=tuple(ERRORS),
+        tags=["images"],
+    )
 
 
 def _add_models(router: APIRouter, models: ModelsEndpoint) -> None:

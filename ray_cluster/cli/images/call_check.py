@@ -8,7 +8,7 @@ from typing import Any
 
 from ray_cluster.api.advice import REFUSED
 from ray_cluster.api.input.schemas import ImageEditRequest
-from ray_cluster.api.input.sent_images import CheckedImages
+from ray_cluster.api.input.sent_images import CheckedImages, Picture
 from ray_cluster.api.input.validation import validate, validate_as
 from ray_cluster.api.resolve.loras import BasedLora
 from ray_cluster.api.resolve.resolver import WantedImages
@@ -93,7 +93,8 @@ def check_call(
     wanted = WantedImages(fields, images, is_stored=False, loras=uses)
     # without fidelity: its steps depend on defaults that only the model's files have
     without = replace(wanted, fields=fields.model_copy(update={"fidelity": None}))
-    without.of(_profile(pool), config.limits)
+    num_images = 0 if images is None else len(images.pictures)
+    without.of(_profile(pool, num_images), config.limits)
     used = tuple(_controlnet(config, name, pool.model_name) for name in dict.fromkeys(controls))
     model = pool.model_name if cascade is None else cascade.name
     return CheckedCall(model, pools, used, files)
@@ -124,12 +125,15 @@ def _controlnet(config: ClusterConfig, name: str, base: str) -> ControlNetConfig
 
 def _checked(inputs: EditInputs, limits: LimitsConfig) -> CheckedImages:
     """Decode the images of an edit and return what they are, as a gateway does."""
-    image, mask = inputs
+    images, mask = inputs
     most = limits.max_input_pixels
-    facts = image_facts(image.data, "image", most)
+    (image, facts), *more = (
+        Picture(one.ref, image_facts(one.data, "image", most)) for one in images
+    )
+    found = CheckedImages(image, facts, more=tuple(more))
     if mask is None:
-        return CheckedImages(image.ref, facts)
-    return CheckedImages(image.ref, facts, mask.ref, mask_facts(mask.data, "mask", most))
+        return found
+    return replace(found, mask=mask.ref, mask_facts=mask_facts(mask.data, "mask", most))
 
 
 def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None) -> PoolConfig:
@@ -163,8 +167,12 @@ def choose_pool(config: ClusterConfig, model: str | None, pool_name: str | None)
     )
 
 
-def _profile(pool: PoolConfig) -> ModelProfile:
-    """Return what the model accepts, or a little more where only its libraries know."""
+def _profile(pool: PoolConfig, num_images: int) -> ModelProfile:
+    """Return what the model accepts, or a little more where only its libraries know.
+
+    Args:
+        num_images: that are edited.
+    """
     found = local_model(pool) or _ANY
     sizes, defaults = found.sizes, pool.defaults
     return ModelProfile(
@@ -181,4 +189,5 @@ def _profile(pool: PoolConfig) -> ModelProfile:
         max_steps_by_sampler=dict.fromkeys(found.samplers, pool.max_num_inference_steps),
         max_prompt_tokens=0,
         created_s=0,
+        max_references=0 if found is not _ANY or num_images == 1 else num_images,
     )

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,18 +54,21 @@ class InputFile:
 class EditInputs(NamedTuple):
     """What an edit is made from; no mask: everything is edited."""
 
-    image: InputFile
+    images: tuple[InputFile, ...]
     mask: InputFile | None
 
     @property
-    def body(self) -> dict[str, str]:
+    def body(self) -> dict[str, str | list[str]]:
         """Its fields in a JSON body."""
-        named = {"image": self.image, "mask": self.mask}
-        return {name: one.base64 for name, one in named.items() if one is not None}
+        images = [one.base64 for one in self.images]
+        found: dict[str, str | list[str]] = (
+            {"images": images} if len(images) > 1 else {"image": images[0]}
+        )
+        return found if self.mask is None else found | {"mask": self.mask.base64}
 
 
 def read_inputs(
-    image: Path | None, mask: Path | None, options: Mapping[str, Any], max_bytes: int
+    images: Sequence[Path], mask: Path | None, options: Mapping[str, Any], max_bytes: int
 ) -> EditInputs | None:
     """Return the images of an edit; None for a call that is none.
 
@@ -75,9 +80,9 @@ def read_inputs(
         ConfigError: a file cannot be read or is too large, or an option changes nothing without an
             image; it names the option.
     """
-    if image is not None:
+    if images:
         read_mask = None if mask is None else read_input("--mask", mask, max_bytes)
-        return EditInputs(read_input("--edit", image, max_bytes), read_mask)
+        return EditInputs(tuple(read_input("--edit", one, max_bytes) for one in images), read_mask)
     idle = [option for name, option in _OPTION_BY_FIELD.items() if name in options]
     idle += ["--mask"] if mask is not None else []
     if idle:
@@ -126,30 +131,35 @@ class RecipeInputs:
 
     Attributes:
         like: the png of the recipe.
-        image_sha256: None where it was made from text alone.
+        image_sha256: of each; none where it was made from text alone.
         mask_sha256: None where it was made without a mask.
     """
 
     like: Path
-    image_sha256: str | None
+    image_sha256: tuple[str, ...]
     mask_sha256: str | None
 
     @classmethod
     def taken_from(cls, like: Path, recipe: dict[str, str]) -> RecipeInputs:
         """Take the digests out of a recipe, which is left with parameters of the API."""
-        return cls(like, recipe.pop("image_sha256", None), recipe.pop("mask_sha256", None))
+        image, looked_at = (recipe.pop(f"{name}_sha256", None) for name in ("image", "references"))
+        digests = [] if image is None else [image]
+        # of an edit beside them, the first is the image
+        with suppress(ValueError, TypeError):
+            digests = digests if looked_at is None else [str(one) for one in json.loads(looked_at)]
+        return cls(like, tuple(digests), recipe.pop("mask_sha256", None))
 
-    def check_given(self, image: Path | None, mask: Path | None) -> None:
+    def check_given(self, images: Sequence[Path], mask: Path | None) -> None:
         """Refuse a call that does not name the images of the recipe's edit.
 
         Raises:
             ConfigError: it says which files are missing, by their digests.
         """
-        wanted = (("--edit", image, self.image_sha256), ("--mask", mask, self.mask_sha256))
+        wanted = [("--edit", one) for one in self.image_sha256[len(images) :]]
+        if self.mask_sha256 is not None and mask is None:
+            wanted.append(("--mask", self.mask_sha256))
         missing = [
-            f"with {option} the file whose SHA-256 digest is {sha256}"
-            for option, path, sha256 in wanted
-            if sha256 is not None and path is None
+            f"with {option} the file whose SHA-256 digest is {sha256}" for option, sha256 in wanted
         ]
         if missing:
             raise ConfigError(
@@ -165,7 +175,16 @@ class RecipeInputs:
         """
         if inputs is None:
             return
-        pairs = ((inputs.image, self.image_sha256), (inputs.mask, self.mask_sha256))
+        num_more = len(inputs.images) - len(self.image_sha256)
+        if num_more > 0 and self.image_sha256:
+            raise ConfigError(
+                f"{inputs.images[-num_more].shown} is one more than the images that {self.like} "
+                "was made from; leave it out, or leave --like out"
+            )
+        pairs = (
+            *zip(inputs.images, self.image_sha256, strict=False),
+            (inputs.mask, self.mask_sha256),
+        )
         others = [
             f"{file.shown} is not the file that {self.like} was made from: its "
             f"SHA-256 digest is {file.ref.sha256}, and the recipe's is {sha256}"

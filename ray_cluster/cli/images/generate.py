@@ -88,12 +88,15 @@ _Upscale = Annotated[int | None, _image("2 or 4: enlarge the finished image so m
 _Slo = Annotated[float | None, _image("Deadline in seconds from now.")]
 _Priority = Annotated[int | None, _image("With --url: higher priorities are served first.")]
 _Edit = Annotated[
-    Path | None,
-    _edit("Image to change (PNG, JPEG, WebP, AVIF); the prompt says what it shows then."),
+    list[Path] | None,
+    _edit(
+        "Image to change (PNG, JPEG, WebP, AVIF); the prompt says what it shows then. Repeatable, "
+        "for models that look at several."
+    ),
 ]
 _Mask = Annotated[
     Path | None,
-    _edit("Mask of its size (PNG or WebP): what is transparent is edited. Default: everything."),
+    _edit("Mask of the first one's size (PNG, WebP): what is transparent is edited. Default: all."),
 ]
 _Strength = Annotated[
     float | None,
@@ -237,6 +240,6 @@ def _generate(options: dict[str, Any]) -> None:
         from ray_cluster.cli.images.generate_run import Files, Target, run
 
         files = [options[name] for name in ("output", "image_format", "like", "force")]
-        inputs = [options[name] for name in ("edit", "mask")]
+        inputs = [tuple(options["edit"] or ()), options["mask"]]
         target = [options[name] for name in ("url", "api_key", "timeout", "config", "pool")]
         run(values, Files(*files, *inputs), Target(*target))

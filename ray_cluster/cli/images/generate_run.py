@@ -49,7 +49,7 @@ class Files(NamedTuple):
     image_format: ImageFormat | None
     like: Path | None
     force: bool
-    edit: Path | None
+    edit: tuple[Path, ...]
     mask: Path | None
 
 

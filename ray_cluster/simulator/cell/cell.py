@@ -34,6 +34,7 @@ from ray_cluster.requests import (
     ImageRequest,
     LightStage,
     ModelProfile,
+    Reference,
 )
 from ray_cluster.simulator.controlnets.services import ControlNetServices, ServiceSpec
 from ray_cluster.simulator.dispatcher import SimulatedDispatcher
@@ -406,6 +407,7 @@ class SimulatedCell:
         fewest = arrival.fewest_steps if has_deadline else None
         num_steps = min(arrival.num_steps, spec.most_steps or arrival.num_steps)
         controls = tuple(ControlNetUse(name, _NO_MAP) for name in arrival.controlnets)
+        seen_px = arrival.reference_px
         use = None
         if cascade is not None:
             use = CascadeUse(arrival.model, LightStage(cascade[0], SCORER, num_steps, 1.0, "ddim"))
@@ -427,6 +429,7 @@ class SimulatedCell:
             when_late=spec.when_late if has_deadline else "accept",
             terms=None if fewest is None else Terms("exact", num_steps, fewest),
             add_ons=AddOns(controls=controls),
+            references=(Reference(_NO_MAP, seen_px, 1),) if seen_px else (),
             cascade=use,
         )
 

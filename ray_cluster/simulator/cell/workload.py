@@ -118,7 +118,8 @@ class ReplayedWorkload:
 
     @property
     def examples(self) -> tuple[RequestView, ...]:
-        by_size = {(one.width_px, one.height_px): one for one in self.trace}
+        most_last = sorted(self.trace, key=lambda one: one.reference_px)
+        by_size = {(one.width_px, one.height_px): one for one in most_last}
         largest_first = sorted(by_size, key=lambda size: (-size[0] * size[1], size))
         return tuple(example_of(by_size[size]) for size in largest_first)
 
@@ -159,4 +160,5 @@ def example_of(one: Kind | Arrival) -> RequestView:
         priority=0,
         arrival_s=0.0,
         deadline_s=math.inf,
+        reference_px=one.reference_px if isinstance(one, Arrival) else 0,
     )
