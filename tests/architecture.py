@@ -20,7 +20,7 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 9_200,
+    "api": 9_300,
     "benchmarks": 10_200,
     "cell": 1_150,
     "cli": 8_470,
