@@ -165,12 +165,8 @@ def check_files(folder: Path) -> None:
             read_object(place / "config.json")
             found = weight_files(folder, component)
             for path in found.paths:
-                if found.is_gguf:
-                    gguf_tensors(path)
-                elif found.is_pickled:
-                    head_of(path)
-                else:
-                    header_shapes(path)
+                read_head = head_of if found.is_pickled else header_shapes
+                (gguf_tensors if found.is_gguf else read_head)(path)
         else:
             read_object(place / "scheduler_config.json")
 

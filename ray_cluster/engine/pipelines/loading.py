@@ -33,11 +33,8 @@ from ray_cluster.engine.models.whole_models import load_models
 from ray_cluster.engine.pipelines.classes import PipelineFacts, pipeline_facts
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, ConfigError, MemoryRefused
-<<<<<<< HEAD
-from ray_cluster.models.checkpoints.quantised import check_quantised, quantised_components
-=======
 from ray_cluster.imaging.edit_images import SentPixels
->>>>>>> wt-pictures
+from ray_cluster.models.checkpoints.quantised import check_quantised, quantised_components
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import ModelSizes, check_sides, vae_scale_factor
 from ray_cluster.models.prompt_tokens import packed, too_long
@@ -383,11 +380,8 @@ def _from_folder(inspected: InspectedPipeline, dtype: torch.dtype) -> Any:
     # what diffusers does not find by itself
     parts = {name for name, one in models.items() if one.part is not None}
     try:
-<<<<<<< HEAD
         extra |= load_models(folder, dtype, only=parts) if parts else {}
-=======
         extra |= _processors(folder, index)
->>>>>>> wt-pictures
         pipeline = facts.kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **extra)
     except MODEL_ERRORS as error:
         raise ConfigError(f"{folder} cannot be loaded by diffusers: {error}") from error
