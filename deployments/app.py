@@ -160,6 +160,8 @@ def _only_on(resource: str | None) -> dict[str, Any]:
 def _worker(arguments: WorkerArguments, replicas: Mapping[str, Any]) -> Application:
     row = KINDS[arguments.kind]
     options, bundles = _front_options(), list[dict[str, float]]()
+    if row.is_light:
+        options |= _only_on(arguments.loras.node_resource)
     if not row.is_light:
         own = arguments.own
         place = _only_on(own.node_resource)

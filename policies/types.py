@@ -63,7 +63,8 @@ class RequestView:
         step_share: what one of its steps costs in the mean, as a share of one computed whole; below
             1 where some of them reuse activations.
         num_inputs: images of its size that are read and encoded before its first step.
-        reference_px: pixels of the pictures that the model looks at in each of its steps.
+        reference_px: pixels of the pictures that the model looks at in each of its steps; they are
+            read and encoded likewise.
     """
 
     request_id: str
@@ -100,6 +101,11 @@ class RequestView:
         return 2 if self.uses_guidance else 1
 
     @property
+    def row_px(self) -> int:
+        """Pixels of each of these rows: of its image, and of the pictures beside it."""
+        return self.width_px * self.height_px + self.reference_px
+
+    @property
     def remaining_steps(self) -> int:
         return self.num_steps - self.steps_done
 
@@ -133,7 +139,7 @@ class RequestView:
         """Image pixels that are still to be encoded: none once it has begun."""
         if self.steps_done:
             return 0
-        return self.num_inputs * self.width_px * self.height_px
+        return self.num_inputs * self.width_px * self.height_px + self.reference_px
 
     @property
     def spared_pixels(self) -> int:

@@ -65,6 +65,16 @@ def rename_old_weights(model: Any, stored: dict[str, Tensor]) -> None:
     model._fix_state_dict_keys_on_load(stored)
 
 
+def has_original_names(model: Any, stored: Collection[str]) -> bool:
+    """Whether weights have the names of their model's authors in place of diffusers'."""
+    from diffusers.loaders import single_file_model
+
+    own = dict.fromkeys(model.state_dict())
+    return bool(
+        single_file_model._should_convert_state_dict_to_diffusers(own, dict.fromkeys(stored))
+    )
+
+
 def float32_modules(kind: Any, *, is_strict: bool = False) -> frozenset[str]:
     """Return the modules that a class of diffusers or transformers keeps in float32.
 

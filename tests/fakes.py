@@ -19,6 +19,7 @@ from ray_cluster.imaging.edit_images import ImageFacts, MaskFacts, image_facts, 
 from ray_cluster.imaging.processes.image_coder import Source, loaded
 from ray_cluster.observability.metrics_snapshot import Snapshot
 from ray_cluster.policies.types import Offer, ReplicaView, RequestView, StepCost
+from ray_cluster.protocol.cell_view import CellView
 from ray_cluster.protocol.controller import PlanReport, RoundMode
 from ray_cluster.protocol.jobs import Creation, Job, JobPage, JobQuery, JobView
 from ray_cluster.protocol.leases import Failed, Finished, Lease, Poll, Registration
@@ -276,6 +277,14 @@ class FakeDispatcherClient:
         if not offer.accepted:
             return Submission(offer)
         return Submission(offer, await self.wait([one.request_id for one in requests], wait_s))
+
+    async def estimate(self, requests: Sequence[ImageRequest], client: str) -> Offer:
+        self._check()
+        return self.offers[0]
+
+    async def view(self, after_s: float) -> CellView:
+        self._check()
+        return CellView(1.0, {}, (), (), (), (), (), ())
 
     async def wait(self, request_ids: Sequence[str], wait_s: float) -> dict[str, Outcome]:
         self._check()

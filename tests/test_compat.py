@@ -38,6 +38,18 @@ def test_what_is_called_in_a_running_ray_has_the_arguments_it_is_called_with() -
     assert constants.SERVE_NAMESPACE
 
 
+def test_names_of_a_models_authors_are_told_from_diffusers() -> None:
+    model = UNet2DConditionModel(
+        block_out_channels=(8,),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D",),
+        up_block_types=("UpBlock2D",),
+    )
+    own = model.state_dict()
+    assert not compat.has_original_names(model, own)
+    assert compat.has_original_names(model, [f"model.{name}" for name in own])
+
+
 def test_pipelines_say_which_components_loras_change() -> None:
     assert set(compat.lora_components(diffusers.StableDiffusionPipeline)) == {
         "unet",

@@ -18,6 +18,7 @@ from benchmarks.harness import MODEL
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.controlnets.asks import ControlNetBackend
+from ray_cluster.engine.edits.template import SentLatents
 from ray_cluster.engine.files.folders import resolve_folder
 from ray_cluster.engine.models.loading import (
     LoadedModel,
@@ -64,7 +65,8 @@ class Subject:
             pixels: of edits, all of one size; left out for images from text.
         """
         images = encode_images(self.model, pixels) if pixels else ()
-        return start_states(self.model, requests, now_s=0.0, images=images)
+        latents = list(map(SentLatents, images))
+        return start_states(self.model, requests, now_s=0.0, latents=latents)
 
 
 def load_subject(max_batch: int = 16) -> Subject:

@@ -67,7 +67,7 @@ REQUESTS, PIXELS, SQUARES, PASSES = 0, 2, 3, NUM_AMOUNTS - 1
 
 def load_of(request: RequestView) -> Load:
     """Return what is left to do of a request."""
-    pixels, steps = request.width_px * request.height_px, request.remaining_steps
+    pixels, steps = request.row_px, request.remaining_steps
     num_decodes = 1 + request.previews_left
     step_pixels = round(steps * pixels * request.rows_per_step * request.step_share)
     plain = Load(
@@ -75,7 +75,7 @@ def load_of(request: RequestView) -> Load:
         steps=steps,
         step_pixels=step_pixels,
         step_squares=step_pixels * pixels,
-        decode_pixels=num_decodes * pixels,
+        decode_pixels=num_decodes * request.width_px * request.height_px,
         encode_pixels=request.encoded_pixels,
     )
     if not request.has_extras:

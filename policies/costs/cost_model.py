@@ -97,19 +97,18 @@ def extra_of(request: RequestView) -> ExtraWork | None:
         num_controls * squared,
         num_loras * megapixels,
         spared,
-        spared * request.width_px * request.height_px / 1e6,
+        spared * request.row_px / 1e6,
     )
 
 
 def row_megapixels(request: RequestView) -> float:
     """Return the megapixels of whole model rows that a step of the request costs as much as."""
-    pixels = request.width_px * request.height_px * request.rows_per_step
-    return pixels * request.step_share / 1e6
+    return request.row_px * request.rows_per_step * request.step_share / 1e6
 
 
 def row_squared_megapixels(request: RequestView) -> float:
     """Return the sum of squared megapixels over the request's model rows."""
-    each = (request.width_px * request.height_px / 1e6) ** 2
+    each = (request.row_px / 1e6) ** 2
     return each * request.rows_per_step * request.step_share
 
 
@@ -227,7 +226,7 @@ def fitted_cost(
 
 def own_s(cost: StepCost, request: RequestView) -> float:
     """Return the seconds that a request adds to a denoising step."""
-    megapixels = request.width_px * request.height_px / 1e6
+    megapixels = request.row_px / 1e6
     each_s = cost.per_megapixel_s + cost.per_squared_megapixel_s * megapixels
     plain_s = each_s * megapixels * request.rows_per_step * request.step_share
     extra = extra_of(request) if request.has_extras else None

@@ -27,10 +27,12 @@ from ray_cluster.api.call_reader import CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.api.output.error_answers import UnexpectedErrorMiddleware, install
+from ray_cluster.api.output.event_streams import StreamSlots
 from ray_cluster.api.resolve.controlnets import ControlNets
 from ray_cluster.api.resolve.loras import LoraResolver
 from ray_cluster.api.resolve.prompts import PromptCheck
 from ray_cluster.api.resolve.resolver import RequestResolver
+from ray_cluster.api.routes.cell import CellEndpoint
 from ray_cluster.api.routes.controlnets import ControlNetsEndpoint
 from ray_cluster.api.routes.files import FilesEndpoint, UploadedFilesEndpoint
 from ray_cluster.api.routes.health import HealthEndpoint
@@ -39,6 +41,7 @@ from ray_cluster.api.routes.jobs import JobCreator, JobsEndpoint
 from ray_cluster.api.routes.loras import LorasEndpoint
 from ray_cluster.api.routes.models import ModelsEndpoint
 from ray_cluster.api.routes.openapi import describe_by_settings
+from ray_cluster.api.routes.page import PageEndpoint
 from ray_cluster.api.routes.plan import PlanEndpoint
 from ray_cluster.api.routes.table import Endpoints, add_routes
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
@@ -102,6 +105,7 @@ def create_app(
     reader = CallReader(resolver, controlnets, settings=settings, images=images)
     creator = JobCreator(client, catalog, settings, clock)
     files = FilesEndpoint(results, settings)
+    slots = StreamSlots()
     endpoints = Endpoints(
         health=HealthEndpoint(client, catalog, settings, around.warnings),
         metrics=metrics,
@@ -119,8 +123,10 @@ def create_app(
         loras=LorasEndpoint(client, catalog, settings, images.memory),
         controlnets=ControlNetsEndpoint(controlnets, images, settings, clock),
         uploads=UploadedFilesEndpoint(images, settings, clock),
-        jobs=JobsEndpoint(client, reader, creator, settings, clock),
+        jobs=JobsEndpoint(client, reader, creator, settings, slots, clock),
         plan=PlanEndpoint(client, clock),
+        cell=CellEndpoint(client, settings, slots, clock),
+        page=PageEndpoint(settings),
     )
     add_routes(app, endpoints, settings)
     describe_by_settings(app, settings)

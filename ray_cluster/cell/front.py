@@ -164,6 +164,7 @@ class Front:
             book,
             self.settings.book,
             clock=clock,
+            wall_clock=wall_clock,
             notices=lambda: (*self.settings.warnings(), *notices()),
             undeployed=self.settings.undeployed,
         )
@@ -238,6 +239,7 @@ class Front:
         # not before the open jobs are known
         self.jobs.on_restored = self._note_restored
         await self.jobs.start()
+        self.cell.start()
         # not before: all of it is handed over
         self.jobs.ownership.on_wanted = self._hand_over
 
@@ -248,6 +250,7 @@ class Front:
         self.settings.stop()
         if self._leaving is not None:
             await asyncio.wait([self._leaving], timeout=_LEAVES_S)
+        await self.cell.close()
         await self.jobs.close()
         await self.states.close()
         await self.dispatch.close()

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from ray_cluster.dispatch.reports.cell_views import POINT_EVERY_S, History
 from ray_cluster.dispatch.reports.metrics import cell_snapshot
 from ray_cluster.dispatch.service import DispatchService
 from ray_cluster.dispatch.settings_in_force import SettingsBook
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.jobs.service import JobService
 from ray_cluster.observability.metrics_snapshot import MetricsBook, Snapshot, merge
+from ray_cluster.process.tasks import Tasks
 from ray_cluster.process.turns import Shared
+from ray_cluster.protocol.cell_view import CellView
 from ray_cluster.protocol.settings import GatewaySettings
 
 
@@ -24,6 +27,7 @@ class CellService:
         book: of the metrics of all other processes.
         settings: those in force.
         clock: the one that the books are kept by.
+        wall_clock: Unix time in seconds.
         notices: returns what else :meth:`warnings` should tell now.
         undeployed: returns models in the settings that nobody has deployed.
     """
@@ -36,6 +40,7 @@ class CellService:
         settings: SettingsBook,
         *,
         clock: Callable[[], float],
+        wall_clock: Callable[[], float],
         notices: Callable[[], Sequence[str]] = tuple,
         undeployed: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
@@ -44,10 +49,31 @@ class CellService:
         self._book = book
         self._settings = settings
         self._clock = clock
+        self._wall_clock = wall_clock
+        self._history = History()
+        self._tasks = Tasks()
         self._notices = notices
         self._undeployed = undeployed
         self._metrics = Shared(self._add_up)
         self._warnings = Shared(self._look_for_warnings)
+
+    def start(self) -> None:
+        """Begin to note how busy the cell is."""
+        self._tasks.spawn(self._note(), "history")
+
+    async def close(self) -> None:
+        """End that."""
+        await self._tasks.close()
+
+    async def _note(self) -> None:
+        while True:
+            await asyncio.sleep(POINT_EVERY_S)
+            self._history.note(await self._dispatch.snapshot(), self._wall_clock())
+
+    async def view(self, after_s: float) -> CellView:
+        """Return the cell as it is, and its history after an instant of Unix time."""
+        warnings, history = await self.warnings(), self._history.after(after_s)
+        return self._dispatch.view(warnings, history, self._wall_clock())
 
     async def metrics(self, process_id: str, own: Snapshot) -> Snapshot:
         """Return the metrics of the whole cell, the caller's present ones included."""

@@ -27,7 +27,7 @@ from ray_cluster.dispatch.reports.demand import Capacities, Demand
 from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
 from ray_cluster.dispatch.workers.controlnets import ControlNets
 from ray_cluster.dispatch.workers.replicas import Replicas
-from ray_cluster.policies.types import Offer
+from ray_cluster.policies.types import Offer, RequestView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown, lanes_of
 from ray_cluster.protocol.outcomes import Deferred, Outcome, Preview, Progress
 from ray_cluster.protocol.settings import WorkerSettings, worker_settings
@@ -147,6 +147,11 @@ class DispatchCore:
     def num_waiting(self) -> int:
         return len(self._ledger.queue)
 
+    @property
+    def waiting_views(self) -> Iterator[RequestView]:
+        """All that wait."""
+        return self._ledger.waiting.views
+
     def register(self, registration: Registration, now_s: float) -> int:
         """Add a replica, without any leases it may have had; return the epoch."""
         self.unregister(registration.replica_id, now_s)
@@ -199,6 +204,13 @@ class DispatchCore:
             # one that was removed meanwhile ends what needs it
             self._advance([], now_s, [one.request_id for one in requests])
         return offer
+
+    def estimate(
+        self, requests: Sequence[ImageRequest], now_s: float, *, client: str = ""
+    ) -> Offer:
+        """Return what :meth:`offer` would say now; nothing is queued, counted or logged."""
+        self._unserved.note_lost(now_s)
+        return self._admission.estimate(requests, now_s, client)
 
     def expect(self, request_ids: Iterable[str]) -> None:
         """Have replicas keep what they have of these until they are restored, or aborted."""

@@ -15,6 +15,7 @@ from ray_cluster.dispatch.held_polls import HeldPolls, says_something
 from ray_cluster.dispatch.loras.loras import Loras
 from ray_cluster.dispatch.predictions import Predicts
 from ray_cluster.dispatch.records import Restored
+from ray_cluster.dispatch.reports.cell_views import cell_view
 from ray_cluster.dispatch.reports.observing import InForce, Instant, observe
 from ray_cluster.dispatch.reports.snapshots import ClusterSnapshot
 from ray_cluster.observability.metrics_snapshot import Snapshot
@@ -22,6 +23,7 @@ from ray_cluster.policies.types import Offer
 from ray_cluster.process.tasks import Tasks
 from ray_cluster.process.turns import act_in_parts
 from ray_cluster.protocol.calling.timeouts import sleep_and_read
+from ray_cluster.protocol.cell_view import CellPoint, CellView
 from ray_cluster.protocol.controller import CascadeInForce, Observation
 from ray_cluster.protocol.leases import Finished, Poll, PollReply, Registration, ReplicaEvent, Shown
 from ray_cluster.protocol.outcomes import Deferred, ImageUpdate, Outcome, Progress, Submission
@@ -195,6 +197,10 @@ class DispatchService:
         self._settle(self._core.take_outcomes())
         return offer
 
+    async def estimate(self, requests: Sequence[ImageRequest], client: str) -> Offer:
+        """See :meth:`DispatchCore.estimate`."""
+        return self._core.estimate(requests, self._clock(), client=client)
+
     async def offer_durable(self, requests: Sequence[ImageRequest], keeper: Keeper) -> Offer:
         """Queue all of a job's images or none; they do not depend on a client's presence."""
         self.start()
@@ -305,6 +311,12 @@ class DispatchService:
     ) -> Observation:
         """See :func:`ray_cluster.dispatch.reports.observing.observe`."""
         return observe(self._core, in_force, known, cursors, Instant(self._clock(), unix_s))
+
+    def view(
+        self, warnings: tuple[str, ...], history: tuple[CellPoint, ...], unix_s: float
+    ) -> CellView:
+        """See :func:`ray_cluster.dispatch.reports.cell_views.cell_view`."""
+        return cell_view(self._core, warnings, history, Instant(self._clock(), unix_s))
 
     def seats(self) -> dict[str, Mapping[str, tuple[int, ...]]]:
         """Return which ranks of each group step for which requests, by replica."""

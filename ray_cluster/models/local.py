@@ -16,7 +16,8 @@ from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.models.cascade_curves import CALIBRATION, DEFERRAL, load_curves
-from ray_cluster.models.single_files import is_single_file
+from ray_cluster.models.checkpoints.folders import checkpoint_folder
+from ray_cluster.models.checkpoints.names import is_single_file
 from ray_cluster.models.weight_files import INDEX
 from ray_cluster.policies.steps.reuse import num_outer_blocks
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, EngineKind, SamplerName, noise_samplers
@@ -25,10 +26,12 @@ from ray_cluster.requests import FLOW_SAMPLER_NAMES, EngineKind, SamplerName, no
 _FLUX_PATCH = 2
 _FLUX_SAMPLE_SIZE = 128
 _UNET_MULTIPLE_PX = 8
+# that FLUX.1 Kontext's pictures have
+_TRAINED_PX = 1024 * 1024
 # what diffusers' pipeline takes where the UNet does not say
 _SDXL_SAMPLE_SIZE = 128
 # what diffusers and transformers read of a folder
-_READ = {".json", ".txt", ".model", ".safetensors", ".bin"}
+_READ = {".json", ".txt", ".model", ".safetensors", ".gguf", ".bin"}
 _BESIDE = {CALIBRATION, DEFERRAL, "training.json", "evaluation.json"}
 _NUM_THREADS = 4
 
@@ -37,8 +40,12 @@ FAMILY_BY_PIPELINE: Mapping[str, str] = {
     "StableDiffusionXLPipeline": "stable-diffusion-xl",
     "StableDiffusion3Pipeline": "stable-diffusion-3",
     "FluxPipeline": "flux",
+    "FluxKontextPipeline": "flux",
+    "FluxFillPipeline": "flux",
 }
 """The families of the step engine, by their text-to-image pipelines."""
+MAX_REFERENCES: Mapping[str, int] = {"FluxKontextPipeline": 1}
+"""Most pictures that a pipeline's models look at in the step engine: as in diffusers, or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +75,8 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
     """Return what a pool's model can do, as far as its files say.
 
     Returns:
-        None where its files cannot be read: it is not downloaded, or is elsewhere, is damaged, or
-        is no folder; or where only its pipeline can tell.
+        None where its files cannot be read: it is not downloaded, or is elsewhere, or is damaged;
+        or where only its pipeline can tell.
 
     Raises:
         ConfigError: there cannot be a model of that name, or the pool's sizes or its sampler do
@@ -77,7 +84,11 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
     """
     folder = builtin_folder(pool.model) or Path(pool.model).expanduser()
     if is_single_file(pool.model):
-        return None
+        try:
+            folder = checkpoint_folder(pool.model, pool.prediction)
+        except ConfigError:
+            # said where files are checked
+            return None
     if "/" not in pool.model and not folder.is_dir():
         raise no_such_model(pool.model)
     if _is_called(pool, folder):
@@ -197,6 +208,11 @@ def check_group(pool: PoolConfig, model: Mapping[str, Any]) -> None:
             f"pool {pool.name}: ranks is {pool.ranks}, and its model is a UNet; groups step "
             "diffusion transformers (SD3, FLUX.1): set ranks: 1, and replicas instead"
         )
+    if model.get("out_channels") not in {None, model.get("in_channels")}:
+        raise ConfigError(
+            f"pool {pool.name}: ranks is {pool.ranks}, and its model fills masked images, which "
+            "groups do not; set ranks: 1"
+        )
     if not group_degrees(pool, model):
         raise ConfigError(
             f"pool {pool.name}: none of its degrees {list(pool.set_degrees)} divides the model's "
@@ -287,6 +303,11 @@ def _sample_size(model: Mapping[str, Any]) -> tuple[int, int] | None:
     return columns, rows
 
 
+def max_reference_px(max_px: int) -> int:
+    """Return the most pixels of a picture that a model looks at, from its longest side."""
+    return min(_TRAINED_PX, max_px**2)
+
+
 def vae_scale_factor(vae: Mapping[str, Any]) -> int:
     """Return image pixels per latent pixel of an autoencoder, from its configuration."""
     if "temperal_downsample" in vae:
@@ -318,9 +339,12 @@ def _read(folder: Path) -> list[Path]:
 
 def _digest(folder: Path, paths: Sequence[Path]) -> str:
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="digest") as threads:
-        digests = list(threads.map(_file_digest, paths))
+        # the components of a checkpoint in one file link to it
+        files = list(dict.fromkeys(path.resolve() for path in paths))
+        digest_of = dict(zip(files, threads.map(_file_digest, files), strict=True))
     whole = hashlib.sha256()
-    for path, digest in zip(paths, digests, strict=True):
+    for path in paths:
+        digest = digest_of[path.resolve()]
         whole.update(f"{path.relative_to(folder).as_posix()}\0{digest}\0".encode())
     return whole.hexdigest()
 

@@ -51,6 +51,8 @@ _BY_PIPELINE = {
     "StableDiffusionXLPipeline": (50, 5.0),
     "StableDiffusion3Pipeline": (28, 7.0),
     "FluxPipeline": (28, 3.5),
+    "FluxKontextPipeline": (28, 3.5),
+    "FluxFillPipeline": (50, 30.0),
 }
 _UNGUIDED = 1.0
 # what the cards of distilled models say: of LCM with the scale as an input of the UNet, of FLUX.1

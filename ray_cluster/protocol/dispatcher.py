@@ -6,7 +6,9 @@ from typing import Protocol
 
 from ray_cluster.errors import JobStoreUnavailable
 from ray_cluster.observability.metrics_snapshot import Snapshot
+from ray_cluster.policies.types import Offer
 from ray_cluster.protocol.calling.interface import raises
+from ray_cluster.protocol.cell_view import CellView
 from ray_cluster.protocol.controller import PlanCalls
 from ray_cluster.protocol.jobs import Creation, Job, JobPage, JobQuery, JobView
 from ray_cluster.protocol.leases import Poll, PollReply, Registration, ReplicaEvent, Shown
@@ -29,6 +31,10 @@ class ImageCalls(Protocol):
         Args:
             client: whose it is; how many images one may have in flight is bounded.
         """
+        ...
+
+    async def estimate(self, requests: tuple[ImageRequest, ...], client: str) -> Offer:
+        """Return what :meth:`submit` would be answered now; nothing is queued."""
         ...
 
     async def wait(self, request_ids: tuple[str, ...], wait_s: float) -> dict[str, Outcome]:
@@ -112,6 +118,10 @@ class CellCalls(Protocol):
         Raises:
             JobStoreUnavailable: another cell has taken over from this one.
         """
+        ...
+
+    async def view(self, after_s: float) -> CellView:
+        """Return the cell as it is, and its history after an instant of Unix time."""
         ...
 
     async def undeployed(self) -> tuple[str, ...]:

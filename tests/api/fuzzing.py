@@ -48,7 +48,7 @@ CONFIG = ClusterConfig.model_validate(
             "max_prompt_chars": 60,
             "max_images_per_request": 3,
             "max_body_bytes": 4096,
-            "max_stream_s": 5.0,
+            "max_stream_s": 0.5,
         },
     }
 )

@@ -40,7 +40,7 @@ async def test_a_plan_says_what_why_and_what_was_before(
     http: httpx.AsyncClient, fake: FakeDispatcherClient
 ) -> None:
     first, last = a_round(1.0, "sd: 1 to 2 replicas"), a_round(2.0)
-    seats = {"head": {"img-1": (2, 3)}}
+    seats = {"head": {f"img-{32 * '1'}": (2, 3)}}
     fake.plan = PlanReport(True, heard_s=2.0, latest=last, history=(first,), seats=seats)
     found = (await http.get(PLAN)).json()
     assert found["object"] == "plan"
@@ -64,7 +64,8 @@ async def test_a_plan_says_what_why_and_what_was_before(
     assert [one["threshold"] for one in planned] == [0.4, None, 0.5]
     assert [one["idle_threshold"] for one in planned] == [0.75, None, 0.5]
     assert [one["actions"] for one in found["history"]] == [["sd: 1 to 2 replicas"]]
-    assert found["groups"] == [{"replica": "head", "ranks": {"img-1": [2, 3]}}]
+    # whoever knows a whole id can fetch its image
+    assert found["groups"] == [{"replica": "head", "ranks": {"img-11111111": [2, 3]}}]
 
 
 async def test_a_rollback_is_shown_and_until_when_its_pool_is_held(

@@ -22,7 +22,7 @@ from ray_cluster.protocol.settings import gateway_settings
 from ray_cluster.storage.blob_store import BlobStore
 from ray_cluster.storage.inputs import OPEN_OWNER
 from tests.api.checks import URL, check_error, error_of
-from tests.api.conftest import app_of
+from tests.api.conftest import app_of, shapes_config
 from tests.api.edit_calls import IMAGE, coded, parts, post_form, post_json
 from tests.fakes import FakeDispatcherClient, memory_results, sent_images, settings_for
 from tests.jobs.jobs_cell import JobsCell, Replica
@@ -35,6 +35,8 @@ CALLS = {
     "GET /healthz": PUBLIC,
     "GET /readyz": PUBLIC,
     "GET /metrics": PUBLIC,
+    "GET /": PUBLIC,
+    "GET /page/{name:path}": PUBLIC,
     "GET /docs": PUBLIC,
     "GET /docs/oauth2-redirect": PUBLIC,
     "GET /openapi.json": PUBLIC,
@@ -42,6 +44,7 @@ CALLS = {
     "POST /v1/images/generations": USE,
     "POST /v1/images/edits": USE,
     "POST /v1/images/variations": USE,
+    "POST /v1/images/estimate": USE,
     "GET /v1/models": USE,
     "GET /v1/models/{model:path}": USE,
     "POST /v1/loras": LORAS,
@@ -57,6 +60,7 @@ CALLS = {
     "GET /v1/jobs/{job_id}": USE,
     "DELETE /v1/jobs/{job_id}": USE,
     "GET /v1/jobs/{job_id}/events": USE,
+    "GET /v1/cell/events": OPERATE,
     "GET /v1/plan": USE | OPERATE,
     "POST /v1/plan/pause": OPERATE,
     "POST /v1/plan/resume": OPERATE,
@@ -67,6 +71,14 @@ KEYS: dict[str, tuple[Role, ...]] = {
     "all": ROLES,
 }
 RED = {"prompt": "a red circle"}
+
+
+@pytest.fixture
+def config() -> ClusterConfig:
+    found = shapes_config()
+    # every route is called, and streams have to end
+    limits = found.limits.model_copy(update={"max_stream_s": 0.01})
+    return found.model_copy(update={"limits": limits})
 
 
 def keyed(config: ClusterConfig) -> ClusterConfig:

@@ -16,7 +16,7 @@ from ray_cluster.api.advice import REFUSED
 from ray_cluster.api.input.schemas import ImageEditRequest
 
 POSTED = (
-    *("/v1/images/generations", "/v1/jobs"),
+    *("/v1/images/generations", "/v1/images/estimate", "/v1/jobs"),
     *("/v1/images/edits", "/v1/images/variations"),
     *("/v1/preprocess", "/v1/files"),
 )

@@ -13,7 +13,7 @@ from benchmarks.run import SECTIONS, main
 ROOT = Path(__file__).resolve().parents[2]
 # these start Ray
 _SERVED = {
-    *("service", "load", "cascade", "loras", "controlnets", "floods", "flooded-plans"),
+    *("service", "load", "cascade", "loras", "controlnets"),
     *("controller", "controller-turns", "compare"),
 }
 # the same programs on more contenders, and on another mix
@@ -77,7 +77,7 @@ def test_an_unknown_section_is_refused_and_patterns_name_several(
     assert ended.value.code == 2
     error = capsys.readouterr().err
     assert "nonsense" in error
-    assert "allowed: engine, sizes, overhead, exports, family, groups, kernels" in error
+    assert "allowed: engine, sizes, overhead, family, groups, kernels" in error
     path = tmp_path / "out.json"
     assert main(["--quick", "--only", "trans*", "--out", str(path)]) == 0
     [(name, section)] = json.loads(path.read_text())["sections"].items()

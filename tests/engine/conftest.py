@@ -20,6 +20,7 @@ from tests.engine.harness import load, pool
 from tests.engine.random_dits import save_flux, save_sd3
 from tests.engine.random_models import save_sd, save_sdxl
 from tests.engine.reference import Reference
+from tests.engine.references import LookingReference
 from tests.engine.reusing import Company
 from tests.engine.staged import StagedModel
 
@@ -27,6 +28,8 @@ FAMILIES = ("sd", "sd15", "sdxl", "shapes")
 DITS = ("sd3", "sd35", "flux", "schnell", "shapes-sd3")
 # FLUX with as many heads as there are ranks
 WIDE_FLUX = "wide-flux"
+# FLUX that looks at pictures, and one that sees masked images
+KONTEXT, FILL = "kontext", "fill"
 
 
 # of each test that knows several, the first of these is made by `make test`; the others are slow
@@ -83,7 +86,8 @@ class Zoo:
 
     def reference(self, name: str) -> Reference:
         if name not in self._references:
-            kind = DiTReference if name in (*DITS, WIDE_FLUX) else Reference
+            kind = DiTReference if name in (*DITS, WIDE_FLUX, FILL) else Reference
+            kind = LookingReference if name == KONTEXT else kind
             self._references[name] = kind(self.folder(name))
         return self._references[name]
 
@@ -100,10 +104,14 @@ class Zoo:
                 return save_sdxl(folder)
             case "sd3" | "sd35":
                 return save_sd3(folder, is_35=name == "sd35")
-            case "flux" | "schnell":
-                return save_flux(folder, is_distilled=name == "flux")
-            case "wide-flux":
-                return save_flux(folder, num_heads=4)
+            case "flux" | "schnell" | "wide-flux" | "kontext" | "fill":
+                return save_flux(
+                    folder,
+                    is_distilled=name != "schnell",
+                    num_heads=4 if name == WIDE_FLUX else 2,
+                    is_kontext=name == KONTEXT,
+                    is_fill=name == FILL,
+                )
         built_in = builtin_folder("shapes-sd" if name == "shapes" else name)
         assert built_in is not None
         return built_in

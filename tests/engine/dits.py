@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from diffusers import DiffusionPipeline, FluxPipeline
+from diffusers import DiffusionPipeline, FluxFillPipeline, FluxKontextPipeline, FluxPipeline
 from torch import Tensor
 
 from ray_cluster.engine.models.loading import LoadedModel
@@ -41,7 +41,7 @@ class DiTReference(Reference):
 
     @property
     def is_flux(self) -> bool:
-        return isinstance(self.pipeline, FluxPipeline)
+        return isinstance(self.pipeline, FluxPipeline | FluxKontextPipeline | FluxFillPipeline)
 
     def _run(
         self,

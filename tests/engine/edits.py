@@ -16,7 +16,7 @@ from diffusers.models.autoencoders.vae import DiagonalGaussianDistribution
 from PIL import Image
 from torch import Tensor
 
-from ray_cluster.engine.edits.template import own_noise
+from ray_cluster.engine.edits.template import SentLatents, own_noise
 from ray_cluster.engine.models.loading import LoadedModel, encode_images, start_states
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.imaging.edit_images import EditPixels
@@ -71,7 +71,7 @@ def start_edits(
     """Return states before the first step, images encoded one by one."""
     with torch.inference_mode():
         images = [None if one is None else encode_images(model, [one])[0] for one in pixels]
-        return start_states(model, requests, now_s=0.0, images=images)
+        return start_states(model, requests, now_s=0.0, latents=list(map(SentLatents, images)))
 
 
 class EditReference:
@@ -91,7 +91,7 @@ class EditReference:
         assert edit is not None
         kind = AutoPipelineForImage2Image if pixels.mask is None else AutoPipelineForInpainting
         pipeline = self._pipeline
-        if "Inpaint" not in type(pipeline).__name__:
+        if not any(one in type(pipeline).__name__ for one in ("Inpaint", "Fill")):
             pipeline = kind.from_pipe(pipeline)
         pipeline.set_progress_bar_config(disable=True)
         if one.sampler in DIFFUSERS_BY_SAMPLER:

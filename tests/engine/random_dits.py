@@ -9,6 +9,8 @@ import torch
 from diffusers import (
     AutoencoderKL,
     FlowMatchEulerDiscreteScheduler,
+    FluxFillPipeline,
+    FluxKontextPipeline,
     FluxPipeline,
     FluxTransformer2DModel,
     SD3Transformer2DModel,
@@ -59,12 +61,25 @@ def save_sd3(folder: Path, *, is_35: bool = False, shift: float = 3.0, has_t5: b
     return folder
 
 
-def save_flux(folder: Path, *, is_distilled: bool = True, num_heads: int = 2) -> Path:
-    """Write a FLUX folder: guidance-distilled with a schedule by size, or as FLUX.1-schnell."""
+def save_flux(
+    folder: Path,
+    *,
+    is_distilled: bool = True,
+    num_heads: int = 2,
+    is_kontext: bool = False,
+    is_fill: bool = False,
+) -> Path:
+    """Write a FLUX folder: guidance-distilled with a schedule by size, or as FLUX.1-schnell.
+
+    Of Kontext's heads each query attends to few keys, so that it shows where these are.
+    """
     torch.manual_seed(0)
     tokenizer = build_tokenizer()
+    # beside latents: those of a masked image, and the mask's 4 x 4 pixels of each latent one
+    conditions = _CHANNELS + 4 * 4 if is_fill else 0
     transformer = FluxTransformer2DModel(
-        in_channels=4 * _CHANNELS,
+        in_channels=4 * (_CHANNELS + conditions),
+        out_channels=4 * _CHANNELS,
         num_layers=2,
         num_single_layers=2,
         attention_head_dim=16,
@@ -74,8 +89,9 @@ def save_flux(folder: Path, *, is_distilled: bool = True, num_heads: int = 2) ->
         guidance_embeds=is_distilled,
         axes_dims_rope=(4, 6, 6),
     )
-    FluxPipeline(
-        transformer=_with_norms(transformer),
+    whole = FluxFillPipeline if is_fill else FluxPipeline
+    (FluxKontextPipeline if is_kontext else whole)(
+        transformer=_with_norms(transformer, size=2.0 if is_kontext else 1.0),
         scheduler=FlowMatchEulerDiscreteScheduler(
             shift=3.0 if is_distilled else 1.0, use_dynamic_shifting=is_distilled
         ),
@@ -109,9 +125,9 @@ def _t5_config(width: int, tokenizer: Any) -> T5Config:
     )
 
 
-def _with_norms(transformer: Any) -> Any:
+def _with_norms(transformer: Any, size: float = 1.0) -> Any:
     """Give the norms of queries and keys weights that show where they are mixed up."""
     for name, weight in transformer.named_parameters():
         if ".norm_" in name and weight.ndim == 1 and "linear" not in name:
-            weight.data = 1 + 0.3 * torch.randn_like(weight)
+            weight.data = size * (1 + 0.3 * torch.randn_like(weight))
     return transformer

@@ -12,6 +12,7 @@ import torch
 from PIL import Image
 
 from ray_cluster.engine.controlnets.local import LocalControlNets
+from ray_cluster.engine.edits.template import SentLatents
 from ray_cluster.engine.models.loading import encode_images, start_states
 from ray_cluster.requests import AddOns, ControlNetUse, ImageRequest
 from tests.engine.conftest import Zoo
@@ -100,7 +101,7 @@ class Mixed:
                 subject.model,
                 [self.requests[place]],
                 now_s=0.0,
-                images=encode_images(subject.model, [self.pixels[place]]),
+                latents=[SentLatents(*encode_images(subject.model, [self.pixels[place]]))],
                 deltas=[None if own is None else own.prompts],
             )
             state = replace(state, maps=tuple(map(torch.from_numpy, self.maps(place))))

@@ -44,6 +44,7 @@ def profile(zoo: Zoo, name: str) -> ModelProfile:
         ("sd3", "stable-diffusion-3", "rows", 28, 7.0),
         ("flux", "flux", "embedded", 28, 3.5),
         ("schnell", "flux", "none", 4, 1.0),
+        ("kontext", "flux", "embedded", 28, 3.5),
     ],
 )
 def test_a_profile_says_how_a_model_is_sampled_and_guided(
@@ -55,6 +56,9 @@ def test_a_profile_says_how_a_model_is_sampled_and_guided(
     assert found.default_sampler == "flow_match_euler"
     assert list(found.max_steps_by_sampler) == ["flow_match_euler"]
     assert found.size_multiple_px == 4 * 2
+    # as diffusers' pipeline takes, and no larger than the largest image
+    assert found.max_references == (1 if name == "kontext" else 0)
+    assert found.max_reference_px == 128 * 128
 
 
 def test_the_built_in_transformer_is_served_by_its_name(zoo: Zoo) -> None:

@@ -20,7 +20,7 @@ from tests.engine.harness import CALL_TOLERANCE, call_model, difference
 from tests.engine.test_memory import SHARE, allocator_peak
 
 Record = Callable[[str, object], None]
-TOKENS = {"sd3": 77 + 256, "sd35": 77 + 256, "flux": 512}
+TOKENS = {"sd3": 77 + 256, "sd35": 77 + 256, "flux": 512, "kontext": 512}
 
 
 @pytest.mark.parametrize("name", TOKENS)
@@ -29,9 +29,11 @@ def test_the_planned_bytes_of_a_step_are_those_of_the_allocator(
 ) -> None:
     config = component_config(zoo.folder(name), "transformer")
     executor = zoo.model(name).executor
+    seen = ((24, 16),) if name == "kontext" else ()
     conditioning = Conditioning(
         torch.randn(TOKENS[name], config["joint_attention_dim"]),
         pooled_embeds=torch.randn(config["pooled_projection_dim"]),
+        references=tuple(torch.randn(8, *size) for size in seen),
     )
     for side, rows in ((16, 4), (32, 2), (32, 6)):
         latents = [torch.randn(8, side, side)] * rows
@@ -42,7 +44,7 @@ def test_the_planned_bytes_of_a_step_are_those_of_the_allocator(
             return call_model(executor, images, times, [conditioning] * count, [1.0] * count)
 
         real = allocator_peak(call)
-        planned = step_bytes(config, (side, side), rows)
+        planned = step_bytes(config, (side, side), rows, references=seen)
         record(f"step {name} {side} x{rows}", planned / real - 1)
         assert abs(planned / real - 1) <= SHARE
 
@@ -57,7 +59,7 @@ def test_a_request_whose_guidance_is_an_input_needs_one_row(zoo: Zoo) -> None:
     sizes = [(64, 64)]
     rows = {
         name: step_bytes(component_config(zoo.folder(name), "transformer"), (16, 16), 1)
-        for name in ("sd3", "flux")
+        for name in ("sd3", "flux", "kontext")
     }
     need = {
         name: model_need(zoo.folder(name), sizes, torch.float32, 4).activation_by_size[64, 64]
@@ -65,6 +67,8 @@ def test_a_request_whose_guidance_is_an_input_needs_one_row(zoo: Zoo) -> None:
     }
     assert need["sd3"].per_row_bytes > 1.5 * rows["sd3"]
     assert need["flux"].per_row_bytes < 1.2 * rows["flux"]
+    # every row may look at a picture of 64 x 64 px
+    assert need["kontext"].per_row_bytes > 1.05 * rows["kontext"]
 
 
 @pytest.mark.parametrize("name", ["sd35", "flux"])

@@ -50,7 +50,7 @@ from tests.kernels.schedules import config
 Record = Callable[[str, object], None]
 SIZE_PX = (96, 64)
 SIZE = {"width_px": 96, "height_px": 64}
-FACTOR = {"sd": 4, "sd15": 4, "sdxl": 4, "sd3": 4, "flux": 4, "inpaint": 4}
+FACTOR = {"sd": 4, "sd15": 4, "sdxl": 4, "sd3": 4, "flux": 4, "inpaint": 4, "fill": 4}
 KINDS = {"image": (0.6, False), "masked": (1.0, True), "masked, weaker": (0.5, True)}
 SAMPLERS = ("ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm")
 
@@ -63,7 +63,7 @@ def made(zoo: Zoo, family: str, one: ImageRequest, pixels: Any) -> torch.Tensor:
 
 
 def sampler_of(family: str, sampler: str = "euler") -> str:
-    return "flow_match_euler" if family in {"sd3", "flux"} else sampler
+    return "flow_match_euler" if family in {"sd3", "flux", "fill"} else sampler
 
 
 CASES = [(family, "euler", kind) for family in ("sd3", "flux", "sdxl", "sd15") for kind in KINDS]
@@ -72,6 +72,7 @@ CASES += [("sd", "ddim", kind) for kind in KINDS]
 CASES += [
     ("inpaint", sampler, kind) for sampler in ("ddim", "dpmpp_2m") for kind in list(KINDS)[1:]
 ]
+CASES += [("fill", "euler", kind) for kind in list(KINDS)[1:]]
 
 
 @pytest.mark.parametrize(("family", "sampler", "kind"), CASES)
@@ -100,6 +101,22 @@ def test_an_edit_alone_gives_what_the_pipeline_gives(
         ours, theirs = decoder.decode([found, expected])
     assert theirs.std() > 1, "an empty image proves nothing"
     assert pixel_difference(ours, theirs) <= PIXEL_TOLERANCE
+
+
+def test_fill_sees_every_pixel_of_a_mask(zoo: Zoo, record: Record) -> None:
+    """FLUX.1 Fill has as many channels for a mask as a latent pixel has pixels."""
+    one = edit_request(sampler="flow_match_euler", num_steps=4, **SIZE)
+    coarse = aligned_mask(SIZE_PX, FACTOR["fill"])
+    fine = coarse & (np.random.default_rng(0).random(coarse.shape) > 0.5)
+    # whatever is said of whole latent pixels is the same
+    fine[::4, ::4] = coarse[::4, ::4]
+    pixels = [edit_pixels(template(SIZE_PX), mask) for mask in (fine, coarse)]
+    expected = EditReference(zoo.reference("fill")).latents(one, pixels[0])
+    error, control = (difference(made(zoo, "fill", one, each), expected) for each in pixels)
+    record("run", error)
+    record("control", control)
+    assert error <= RUN_TOLERANCE
+    assert control >= CONTROL_FACTOR * RUN_TOLERANCE
 
 
 def company(family: str) -> tuple[list[ImageRequest], list[Any]]:

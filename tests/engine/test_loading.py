@@ -54,7 +54,7 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["PixArtSigmaPipeline", "FluxFillPipeline", "StableDiffusionImg2ImgPipeline"],
+    ["PixArtSigmaPipeline", "FluxControlPipeline", "StableDiffusionImg2ImgPipeline"],
 )
 def test_a_pipeline_of_another_family_is_refused_by_name(copy: Path, name: str) -> None:
     change(copy / "model_index.json", _class_name=name)
@@ -110,8 +110,8 @@ def test_an_editing_model_is_refused_by_its_channels(copy: Path) -> None:
 
 
 def test_an_inpainting_model_says_that_it_needs_masks(zoo: Zoo) -> None:
-    kinds = {name: zoo.model(name).profile.edits for name in ("inpaint", "sd", "flux")}
-    assert kinds == {"inpaint": "masked", "sd": "any", "flux": "any"}
+    kinds = {name: zoo.model(name).profile.edits for name in ("inpaint", "fill", "sd", "flux")}
+    assert kinds == {"inpaint": "masked", "fill": "masked", "sd": "any", "flux": "any"}
 
 
 @pytest.mark.parametrize(

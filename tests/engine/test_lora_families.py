@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet, bind_adapters
 from ray_cluster.engine.adapters.lora_files import LoraFactors, read_lora
+from ray_cluster.engine.edits.template import SentLatents
 from ray_cluster.engine.models.loading import LoadedModel, encode_images, start_states
 from ray_cluster.requests import ImageRequest
 from tests.engine.conftest import DITS, Zoo
@@ -33,6 +34,7 @@ from tests.engine.reference import Reference
 pytestmark = pytest.mark.filterwarnings("ignore:Already found a `peft_config`")
 Record = Callable[[str, object], None]
 Case = dict[int, float]
+INPAINTING = ("inpaint", "fill")
 SIZES = ((64, 64), (96, 64), (64, 128), (64, 64))
 SAMPLERS = ("ddim", "euler", "dpmpp_2m", "euler_ancestral")
 
@@ -48,9 +50,8 @@ def made(
     prompts = [None if one is None else one.prompts for one in sets]
     with torch.inference_mode():
         images = [None if one is None else encode_images(model, [one])[0] for one in pixels]
-        states = start_states(
-            model, requests, now_s=0.0, images=images or [None] * len(requests), deltas=prompts
-        )
+        latents = list(map(SentLatents, images or [None] * len(requests)))
+        states = start_states(model, requests, now_s=0.0, latents=latents, deltas=prompts)
         for state, own in zip(states, sets, strict=True):
             engine.add(state, None if own is None else own.denoiser)
         while len(engine):
@@ -82,7 +83,7 @@ def loaded(pipeline: Any, files: Sequence[Path]) -> Iterator[Callable[[Case], No
         pipeline.unload_lora_weights()
 
 
-@pytest.mark.parametrize("name", ["inpaint", "sd15", "sdxl", "sd3", "flux"])
+@pytest.mark.parametrize("name", ["inpaint", "sd15", "sdxl", "sd3", "flux", "fill"])
 def test_edits_with_loras_beside_plain_requests_are_those_of_the_pipelines(
     zoo: Zoo, tmp_path: Path, name: str, record: Record
 ) -> None:
@@ -91,12 +92,12 @@ def test_edits_with_loras_beside_plain_requests_are_those_of_the_pipelines(
     files = save_loras(reference.pipeline, tmp_path, 3)
     loras = [read_lora(path, zoo.folder(name)) for path in files]
     cases: list[Case] = [{0: 1.0}, {}, {1: 0.7, 2: -0.5}, {0: 0.5, 1: 0.4, 2: 0.3}]
-    kinds = [(1.0, True), (0.6, name == "inpaint"), (0.5, True), None]
+    kinds = [(1.0, True), (0.6, name in INPAINTING), (0.5, True), None]
     requests: list[ImageRequest] = []
     pixels: list[Any] = []
     for index, (kind, (width, height)) in enumerate(zip(kinds, SIZES, strict=True)):
         options: dict[str, Any] = {
-            "sampler": "flow_match_euler" if name in DITS else SAMPLERS[index],
+            "sampler": "flow_match_euler" if name in (*DITS, "fill") else SAMPLERS[index],
             "prompt": "red " * (index + 1),
             "num_steps": 5 + index,
             "guidance_scale": (3.0, 1.0)[index % 2],
@@ -104,7 +105,7 @@ def test_edits_with_loras_beside_plain_requests_are_those_of_the_pipelines(
             "height_px": height,
             "seed": index,
         }
-        if kind is None and name != "inpaint":
+        if kind is None and name not in INPAINTING:
             requests.append(request(f"r{index}", **options))
             pixels.append(None)
             continue

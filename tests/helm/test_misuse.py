@@ -94,6 +94,11 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
         {"config": {"dispatch": {"front_resource": None}}},
         "set it to front",
     ),
+    (
+        "pods that fetch no LoRAs",
+        {"groups": {"cpu": {"rayStartParams": {"resources": '"{\\"cpu\\": 1}"'}}}},
+        "config.loras.node_resource: null",
+    ),
     ("Ray of one machine", {"config": {"ray": {"num_cpus": 4}}}, "leave it out"),
     ("an entry without a host", {"ingress": {"enabled": True}}, "needs ingress.host"),
     ("a route without a Gateway", {"httpRoute": {"enabled": True}}, "needs httpRoute.parentRefs"),

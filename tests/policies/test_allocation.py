@@ -6,7 +6,6 @@ import pytest
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
-from benchmarks.policies.problems import draw_problem
 from ray_cluster.policies.allocation.allocation import allocate
 from ray_cluster.policies.allocation.problem import (
     AllocationProblem,
@@ -24,6 +23,7 @@ from tests.policies.cascades import (
     MORE_IS_BETTER,
     cascade_problem,
 )
+from tests.policies.problems import draw_problem
 
 # seconds and rates without remainders, so that enumeration and program count alike
 RATES = st.sampled_from([1.0, 2.0, 4.0, 5.0])

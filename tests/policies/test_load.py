@@ -37,6 +37,7 @@ requests = st.builds(
     mask_ratio=st.floats(0.01, 1.0),
     num_passes=st.integers(0, 9),
     num_inputs=st.integers(0, 2),
+    reference_px=st.sampled_from([0, 512 * 384]),
 )
 COST = StepCost(0.1, 1.0, 0.5, per_squared_megapixel_s=3.0, encode_per_megapixel_s=0.25)
 SHARES = replace(COST, control_share=0.5, lora_share=0.1, spared_share=0.75)
@@ -104,6 +105,8 @@ def test_add_ons_and_masks_change_the_work_by_their_shares(
     row_s = own_s(cost, plain(request))
     linear_s = own_s(replace(cost, per_squared_megapixel_s=0.0), plain(request))
     spared = 0.0 if request.template is None else 1 - request.mask_ratio
+    # a mask is of the image alone, not of the pictures beside it
+    spared *= request.width_px * request.height_px / request.row_px
     more_s = (
         len(request.controls) * cost.control_share * row_s
         + len(request.loras) * cost.lora_share * linear_s

@@ -79,6 +79,13 @@
 {{- fail (printf "groups.%s has minReplicas or maxReplicas, which only the autoscaler reads: set autoscaler.enabled: true, or give replicas alone" $group) -}}
 {{- end -}}
 {{- end -}}
+{{- $stores := $config.loras.node_resource -}}
+{{- range $group, $one := $values.groups -}}
+{{- $made := ($one.rayStartParams | default dict).resources -}}
+{{- if and $stores $made (not (contains (quote $stores) ($made | replace "\\" ""))) -}}
+{{- fail (printf "groups.%s.rayStartParams.resources lacks %s, without which no store of LoRAs runs there: add it, or set config.loras.node_resource: null" $group $stores) -}}
+{{- end -}}
+{{- end -}}
 {{- range $section := list "pools" "discriminators" "controlnets" "upscalers" -}}
 {{- range (get $config $section | default list) -}}
 {{- $resource := .node_resource | default "" -}}

@@ -167,6 +167,24 @@ class ImagesResponse(BaseModel):
     data: list[GeneratedImage]
 
 
+class EstimateResponse(BaseModel):
+    """(extension) What a call for images would be answered now; nothing is made or kept."""
+
+    object: Literal["estimate"] = "estimate"
+    accepted: bool = Field(description="Whether they would be made.")
+    finish_in_s: float | None = Field(
+        description="Seconds until the last of them is predicted to be done, if accepted."
+    )
+    in_time: bool = Field(description="Whether that is before the deadline.")
+    deadline_s: float = Field(description="Seconds from now to the deadline.")
+    num_inference_steps: int = Field(description="That they would be made with.")
+    reason: str | None = Field(description="Why not, if they would not be made: an error's code.")
+    message: str | None = Field(description="Likewise, for people.")
+    retry_in_s: float | None = Field(
+        description="Seconds after which they are predicted to be accepted, where that is known."
+    )
+
+
 class TokenCounts(BaseModel):
     """OpenAI's, of the prompt."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import aclosing
 from dataclasses import replace
@@ -15,8 +16,9 @@ from ray_cluster.api.attached_images import GroupRunner, while_connected
 from ray_cluster.api.call_reader import EDIT, GENERATION, VARIATION, Call, CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.errors import ApiError
-from ray_cluster.api.output.error_answers import from_failure
+from ray_cluster.api.output.error_answers import from_failure, from_refusal
 from ray_cluster.api.output.event_streams import EventStream, Updates, image_events
+from ray_cluster.api.output.image_schemas import EstimateResponse
 from ray_cluster.api.output.reply_writer import RepliedImage, as_made, write_reply
 from ray_cluster.api.routes.files import FilesEndpoint, url_maker
 from ray_cluster.api.routes.jobs import JobCreator
@@ -68,6 +70,31 @@ class ImagesEndpoint:
         as many previews as `partial_images` says.
         """
         return await self._answer(await self._reader.read(request, GENERATION), request)
+
+    async def estimate(self, request: Request) -> EstimateResponse:
+        """Tell when images from a text would be done if they were asked for now.
+
+        The body is that of `POST /v1/images/generations`, with the same errors.
+        """
+        call = await self._reader.read(request, GENERATION)
+        first = call.requests[0]
+        offer = await self._client.estimate(call.requests, caller_of(request))
+        default_s = self._settings.latest.dispatch.default_slo_s
+        slo_s = default_s if first.slo_s is None else first.slo_s
+        is_known = offer.accepted and offer.predicted_s > 0
+        error = None
+        if not offer.accepted:
+            error = from_refusal(offer, call.requests, self._catalog.known)
+        return EstimateResponse(
+            accepted=offer.accepted,
+            finish_in_s=offer.predicted_s if is_known else None,
+            in_time=is_known and offer.predicted_s <= slo_s,
+            deadline_s=slo_s,
+            num_inference_steps=offer.num_steps[0] if offer.num_steps else first.num_steps,
+            reason=None if error is None else error.code,
+            message=None if error is None else error.message,
+            retry_in_s=None if error is None else _finite(error.retry_after_s),
+        )
 
     async def edit(self, request: Request) -> Response:
         """Change an image, where a mask says so or everywhere.
@@ -160,6 +187,10 @@ class ImagesEndpoint:
                 code="images_forgotten",
             )
         return replace(image, data=data)
+
+
+def _finite(seconds: float | None) -> float | None:
+    return seconds if seconds is not None and math.isfinite(seconds) else None
 
 
 def _images_of(job: Job) -> list[RepliedImage]:

@@ -25,6 +25,7 @@ from ray_cluster.requests import UPSCALE_FACTORS
 # the endpoints of these calls read the body by themselves, bounded and strictly
 _KINDS: Mapping[str, tuple[type[ImageGenerationRequest], ...]] = {
     "/v1/images/generations": (ImageGenerationRequest,),
+    "/v1/images/estimate": (ImageGenerationRequest,),
     "/v1/images/edits": (ImageEditRequest,),
     "/v1/images/variations": (ImageVariationRequest,),
     "/v1/jobs": (ImageGenerationRequest, ImageEditRequest),

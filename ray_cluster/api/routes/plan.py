@@ -10,6 +10,7 @@ from pydantic import BaseModel, Field
 
 from ray_cluster.api.errors import ApiError, not_found
 from ray_cluster.policies.planning.plan import CascadePlan
+from ray_cluster.protocol.cell_view import shown_id
 from ray_cluster.protocol.controller import HeldPool, PlanCalls, PlanReport, RoundRecord
 
 PlanState = Literal["applied", "paused", "dry_run", "starting", "silent"]
@@ -147,7 +148,7 @@ class GroupCard(BaseModel):
 
     replica: str = Field(description="Its head.")
     ranks: dict[str, list[int]] = Field(
-        description="By the id of an image's request, the ranks of its present step."
+        description="By the beginning of an image's id, the ranks of its present step."
     )
 
 
@@ -184,7 +185,7 @@ def plan_reply(report: PlanReport, now_s: float) -> PlanResponse:
             for one in report.cascades
         ],
         groups=[
-            GroupCard(replica=one, ranks={k: list(v) for k, v in seats.items()})
+            GroupCard(replica=one, ranks={shown_id(k): list(v) for k, v in seats.items()})
             for one, seats in sorted(report.seats.items())
         ],
     )

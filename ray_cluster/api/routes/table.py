@@ -16,7 +16,12 @@ from ray_cluster.api.access.call_metrics import GatewayMetricsEndpoint
 from ray_cluster.api.input.image_store import FILE_PREFIX
 from ray_cluster.api.input.schemas import LoraRegistration
 from ray_cluster.api.output.event_streams import EVENT_NAMES
-from ray_cluster.api.output.image_schemas import CompletedEvent, ImagesResponse, PartialImageEvent
+from ray_cluster.api.output.image_schemas import (
+    CompletedEvent,
+    EstimateResponse,
+    ImagesResponse,
+    PartialImageEvent,
+)
 from ray_cluster.api.output.resource_schemas import (
     ControlNetList,
     ErrorResponse,
@@ -30,6 +35,7 @@ from ray_cluster.api.output.resource_schemas import (
     ModelList,
     PreprocessResponse,
 )
+from ray_cluster.api.routes.cell import CellEndpoint, CellResponse
 from ray_cluster.api.routes.controlnets import ControlNetsEndpoint
 from ray_cluster.api.routes.files import PATH, FilesEndpoint, UploadedFilesEndpoint
 from ray_cluster.api.routes.health import HealthEndpoint
@@ -45,6 +51,7 @@ from ray_cluster.api.routes.openapi import (
     preprocess_body,
     upload_body,
 )
+from ray_cluster.api.routes.page import PageEndpoint
 from ray_cluster.api.routes.plan import PlanEndpoint, PlanResponse
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.sections.keys import Role
@@ -84,6 +91,8 @@ class Endpoints:
     uploads: UploadedFilesEndpoint
     jobs: JobsEndpoint
     plan: PlanEndpoint
+    cell: CellEndpoint
+    page: PageEndpoint
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) -> None:
@@ -91,6 +100,7 @@ def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) ->
     public = APIRouter()
     guarded = APIRouter(prefix="/v1", dependencies=[Depends(key_guard(settings))])
     _add_public(public, endpoints)
+    _add_page(public, endpoints.page)
     _add_images(guarded, endpoints.images)
     _add_models(guarded, endpoints.models)
     _add_loras(guarded, endpoints.loras)
@@ -98,6 +108,16 @@ def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) ->
     _add_uploads(guarded, endpoints.uploads)
     _add_jobs(guarded, endpoints.jobs)
     _add_plan(guarded, endpoints.plan)
+    _add(
+        guarded,
+        "GET /cell/events",
+        endpoints.cell.events,
+        "Watch the cell",
+        _OPERATE,
+        statuses=(401, 429, 503),
+        more={200: {"content": event_stream({"cell": CellResponse}), "description": "The events."}},
+        tags=["plan"],
+    )
     # an uploaded file's id, which needs a key, is not taken for that of a public image
     # not include_router: that builds each route a second time
     app.router.routes += [*guarded.routes, *public.routes]
@@ -141,7 +161,8 @@ def _add(
         options["response_class"] = Response
     if method == "GET" and not path.endswith("/events"):
         # the server leaves the body out
-        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, **options)
+        hidden = {**options, "include_in_schema": False}
+        router.add_api_route(path, endpoint, methods=["HEAD"], **hidden)
     router.add_api_route(
         path, endpoint, methods=[method], summary=summary, responses=responses, **options
     )
@@ -173,6 +194,12 @@ def _add_public(router: APIRouter, endpoints: Endpoints) -> None:
     )
 
 
+def _add_page(router: APIRouter, page: PageEndpoint) -> None:
+    add = partial(_add, router, roles=_NOBODY, include_in_schema=False)
+    add("GET /", page.index, "The page")
+    add("GET /page/{name:path}", page.part, "A file of the page")
+
+
 def _add_images(router: APIRouter, images: ImagesEndpoint) -> None:
     calls = {
         "generations": (images.generate, "Make images", "createImage"),
@@ -201,6 +228,17 @@ def _add_images(router: APIRouter, images: ImagesEndpoint) -> None:
             deprecated=name == "variations",
             openapi_extra={"parameters": [_IDEMPOTENCY_KEY]},
         )
+
+    _add(
+        router,
+        "POST /images/estimate",
+        images.estimate,
+        "Ask when images would be made",
+        _USE,
+        model=EstimateResponse,
+        statuses=tuple(ERRORS),
+        tags=["images"],
+    )
 
 
 def _add_models(router: APIRouter, models: ModelsEndpoint) -> None:

@@ -111,7 +111,7 @@ class RayService:
         try:
             # one machine is every kind of node
             named = [one.node_resource for one in self.config.workers]
-            named.append(self.config.dispatch.front_resource)
+            named += [self.config.dispatch.front_resource, self.config.loras.node_resource]
             with watch:
                 is_ours = start_ray(self.config.ray, filter(None, named))
             self._owned = "ray" if is_ours else "applications"

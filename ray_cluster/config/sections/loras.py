@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from ray_cluster.config.section import COUNT, LIVE, Section, changed
+from ray_cluster.config.section import COUNT, LIVE, RESOURCE_NAME, Section, changed
 
 LORA_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -111,6 +111,12 @@ class LorasConfig(Section):
         description="processes that fetch them, at most one a node: as many as there are nodes "
         "with replicas; without any, replicas fetch for themselves",
         json_schema_extra=COUNT,
+    )
+    node_resource: str | None = Field(
+        None,
+        pattern=RESOURCE_NAME,
+        description="custom resource of the Ray nodes that these processes run on: those with "
+        "replicas, where there are others; null: on any",
     )
 
     @field_validator("private_hosts")

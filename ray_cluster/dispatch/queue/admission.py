@@ -57,16 +57,9 @@ class Admission:
 
     def offer(self, requests: Sequence[ImageRequest], now_s: float, client: str | None) -> Offer:
         """See :meth:`DispatchCore.offer`."""
-        if len({request.model for request in requests}) > 1:
-            raise ValueError("an offer is for one model; offer the requests of each on their own")
-        self._ledger.age(now_s)
+        offer, views = self._decide(requests, now_s, client)
         if not requests:
-            return Offer(accepted=True)
-        later_s = self._later_s(requests, now_s)
-        views = [self._view(one, now_s, later_s) for one in requests]
-        offer = self._of_all_stages(
-            self._answer(requests, views, client, now_s), requests, later_s, now_s
-        )
+            return offer
         if offer.accepted:
             self._ledger.accept(
                 requests, views, offer, client=client, slo_s=self._default_slo_s, now_s=now_s
@@ -81,6 +74,24 @@ class Admission:
             whose = _client_of(requests[0], client)
             self._ledger.demand.note_unmet(requests, views, whose, now_s)
         return offer
+
+    def estimate(self, requests: Sequence[ImageRequest], now_s: float, client: str) -> Offer:
+        """See :meth:`DispatchCore.estimate`."""
+        return self._decide(requests, now_s, client)[0]
+
+    def _decide(
+        self, requests: Sequence[ImageRequest], now_s: float, client: str | None
+    ) -> tuple[Offer, list[RequestView]]:
+        """Return the answer to an offer, and its requests as it sees them."""
+        if len({request.model for request in requests}) > 1:
+            raise ValueError("an offer is for one model; offer the requests of each on their own")
+        self._ledger.age(now_s)
+        if not requests:
+            return Offer(accepted=True), []
+        later_s = self._later_s(requests, now_s)
+        views = [self._view(one, now_s, later_s) for one in requests]
+        answer = self._answer(requests, views, client, now_s)
+        return self._of_all_stages(answer, requests, later_s, now_s), views
 
     def _answer(
         self,

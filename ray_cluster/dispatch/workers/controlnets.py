@@ -43,6 +43,11 @@ class ControlNets:
             self._load_s[registration.model] = registration.load_s
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All of them."""
+        return tuple(self._by_name)
+
+    @property
     def missing(self) -> tuple[str, ...]:
         """Those that nobody serves at present, though somebody should."""
         return tuple(name for name in self._by_name if self._is_missing(name))

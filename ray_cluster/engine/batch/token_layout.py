@@ -209,13 +209,17 @@ class TokenLayout:
         return {request: first for request, kind, first in rows if kind is is_conditional}
 
 
-def composition_of(sizes: Sequence[tuple[int, int, bool]]) -> tuple[Composition, tuple[int, ...]]:
+def composition_of(
+    sizes: Sequence[tuple[int, int, bool]], beside: Sequence[tuple[tuple[int, ...], ...]] = ()
+) -> tuple[Composition, tuple[int, ...]]:
     """Return the composition of a batch, and the order in which its layout takes the requests.
 
     Args:
         sizes: per request height and width of its latents, and whether it uses guidance.
+        beside: shapes of what it looks at: of one size, those with the same lie beside each other.
     """
-    order = sorted(range(len(sizes)), key=lambda one: _rank(sizes[one]))
+    shapes = beside or [()] * len(sizes)
+    order = sorted(range(len(sizes)), key=lambda one: (_rank(sizes[one]), shapes[one]))
     counts: dict[tuple[int, int], list[int]] = {}
     for one in order:
         height, width, is_guided = sizes[one]

@@ -152,6 +152,5 @@ def _check_sizes(row: BankRow, hint: Tensor) -> None:
 
 
 def _on(device: torch.device, conditioning: Conditioning) -> Conditioning:
-    return Conditioning(
-        **{name: tensor.to(device) for name, tensor in conditioning.tensors().items()}
-    )
+    tensors = conditioning.tensors().items()
+    return Conditioning.of({name: tensor.to(device) for name, tensor in tensors})

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from ray_cluster.engine.adapters.deltas import LayerDeltas
 from ray_cluster.engine.adapters.grouping import Delta
@@ -26,7 +27,6 @@ from ray_cluster.errors import MODEL_ERRORS, ConfigError
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
 Replay = Callable[[], None]
 Capture = Callable[[Callable[[], Tensor]], tuple[Tensor, Replay]]
 """Runs a function once while what it asks of the device is written down; returns where its result
@@ -263,18 +263,12 @@ def _key(batch: StepBatch[Any]) -> Hashable:
     return batch.layout.composition, batch.latents.shape[1], batch.latents.dtype, prompts
 
 
-def _tensors(prepared: Any) -> Iterator[Tensor]:
-    """Yield the tensors of what an executor made of a prompt."""
-    for one in fields(prepared):
-        part = getattr(prepared, one.name)
-        if part is not None:
-            yield part
+def _tensors(prepared: Any) -> list[Tensor]:
+    """Return the tensors of what an executor made of a prompt."""
+    parts = tree_leaves([getattr(prepared, one.name) for one in fields(prepared)])
+    return [part for part in parts if isinstance(part, Tensor)]
 
 
-def _copy(prepared: T) -> T:
-    changes = {
-        one.name: getattr(prepared, one.name).clone()
-        for one in fields(prepared)  # type: ignore[arg-type]
-        if getattr(prepared, one.name) is not None
-    }
-    return replace(prepared, **changes)  # type: ignore[type-var]
+def _copy(prepared: Any) -> Any:
+    parts = {one.name: getattr(prepared, one.name) for one in fields(prepared)}
+    return replace(prepared, **tree_map_only(Tensor, torch.clone, parts))

@@ -6,12 +6,15 @@ that a transformer does with tokens looks at each alone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import add
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from ray_cluster.engine.dit.packing import Grids, num_tokens
 from ray_cluster.engine.step.active import OtherTokens, image_rows
 from ray_cluster.engine.step.executor import StepBatch
 from ray_cluster.engine.step.rings import Ring, Rings, Rows
@@ -34,14 +37,18 @@ class TokenRows:
     joint: Rows
 
     @classmethod
-    def of(cls, batch: StepBatch[Any], num_prompt: int, shrink: int) -> TokenRows:
+    def of(
+        cls, batch: StepBatch[Any], num_prompt: int, shrink: int, references: Sequence[Grids]
+    ) -> TokenRows:
         """Find them.
 
         Args:
             num_prompt: tokens of each prompt.
             shrink: pixels of the latents along a side of a token.
+            references: grids of each model row's.
         """
         image = image_rows(batch, len(batch.layout.levels) - 1, shrink)
+        image = Rows(list(map(add, image.lengths, map(num_tokens, references))), image.active)
         device = batch.latents.device
         prompt: dict[int, Tensor] = {}
         joint: dict[int, Tensor] = {}

@@ -9,12 +9,13 @@ from torch import nn
 
 from ray_cluster.errors import ModelUnsupported
 
+_FLUX = "FluxTransformer2DModel"
 _CONFIGS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
     "SD3Transformer2DModel": {
         "patch_size": (2, 1, 4, 8),
         "qk_norm": (None, "rms_norm"),
     },
-    "FluxTransformer2DModel": {"patch_size": (1,)},
+    _FLUX: {"patch_size": (1,)},
 }
 # by the class of a layer, what its attributes may be; of objects their class's name counts
 _LAYERS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
@@ -48,10 +49,12 @@ def check_dit_config(config: Mapping[str, Any]) -> None:
                 f"transformer config {key}={given!r} is not covered; allowed: {values}"
             )
     out_channels = config.get("out_channels") or config["in_channels"]
-    if config["in_channels"] != out_channels:
+    # FLUX.1 Fill: the latents, those of what a mask spares, and the mask's pixels
+    fills = name == _FLUX and config["in_channels"] > 2 * out_channels
+    if config["in_channels"] != out_channels and not fills:
         raise ModelUnsupported(
-            f"transformer takes {config['in_channels']} channels and gives {out_channels}; "
-            "only text-to-image transformers (equal numbers) are covered, no editing ones"
+            f"transformer takes {config['in_channels']} channels and gives {out_channels}; only "
+            "equal numbers are covered, and FLUX.1 Fill's, which sees a masked image beside them"
         )
     if name == "SD3Transformer2DModel" and not config.get("pos_embed_max_size", 96):
         raise ModelUnsupported(

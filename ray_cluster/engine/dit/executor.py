@@ -11,14 +11,20 @@ import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from torch import Tensor, nn
 
-from ray_cluster.engine.adapters.deltas import LayerDeltas, adding, bound_deltas, layers_of
+from ray_cluster.engine.adapters.deltas import (
+    LayerDeltas,
+    RowDeltas,
+    adding,
+    bound_deltas,
+    layers_of,
+)
 from ray_cluster.engine.adapters.grouping import Delta
 from ray_cluster.engine.adapters.merged_weights import MergedWeights
 from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
 from ray_cluster.engine.dit.config import check_dit_config, check_dit_layers
 from ray_cluster.engine.dit.models import LeanDiT, LeanFlux, LeanSD3
-from ray_cluster.engine.dit.packing import Parted, narrowed, packing_of
+from ray_cluster.engine.dit.packing import Grids, Packing, Parted, narrowed, packing_of
 from ray_cluster.engine.dit.parts import Conditions, TokenDeltas
 from ray_cluster.engine.dit.walk import Walk, num_rings
 from ray_cluster.engine.models.packed_weights import packed_linear
@@ -46,10 +52,34 @@ class PreparedPrompt:
     Attributes:
         tokens: ``[1 or 2, T, D]``; with guidance the negative prompt's first.
         pooled: ``[1 or 2, D]``, what is added to the time embedding.
+        references: ``[h, w, C * patch**2]`` each, the patches of the pictures that it looks at.
     """
 
     tokens: Tensor
     pooled: Tensor
+    references: tuple[Tensor, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """What those of a batch come to, in the order of its model rows.
+
+    Attributes:
+        tokens: ``[R, T, D]``.
+        pooled: ``[R, D]``.
+        references: grids of each row's.
+        patches: ``[N, C * patch**2]``, of all references; None where no row has any.
+    """
+
+    tokens: Tensor
+    pooled: Tensor
+    references: tuple[Grids, ...]
+    patches: Tensor | None
+
+    @property
+    def length(self) -> int:
+        """Tokens of each prompt."""
+        return self.tokens.shape[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +153,8 @@ class DiTExecutor:
 
     @property
     def num_conditions(self) -> int:
-        """None: no transformer that is covered takes more than latents."""
-        return 0
+        """Channels that it takes beside the latents: of FLUX.1 Fill."""
+        return self._lean.num_conditions
 
     @property
     def num_outer(self) -> range:
@@ -170,31 +200,49 @@ class DiTExecutor:
         num_rows, length = embeds.shape[:2]
         own = prepared_deltas(deltas, num_rows)
         tokens = self._prompts(embeds.flatten(0, 1), own and own.spread([length] * num_rows))
+        seen = [one.to(self._dtype) for one in conditioning.references]
+        patches = [F.pixel_unshuffle(one, self._lean.patch).permute(1, 2, 0) for one in seen]
         with adding(own, self._pooled):
             return PreparedPrompt(
                 tokens=tokens.unflatten(0, (num_rows, length)),
                 pooled=self._pooled(torch.stack(pooled).to(self._dtype)),
+                references=tuple(patches),
             )
 
     def encode_half(self, batch: StepBatch[PreparedPrompt]) -> EncodedHalf:
         """Embed patches, timesteps and positions."""
-        lean, layout = self._lean, batch.layout
+        lean = self._lean
         self._deltas.begin(batch)
         rings = Rings(batch, num_rings(lean))
         prompts = self._stacked.of(batch, rings[0])
-        tokens = TokenRows.of(batch, prompts.tokens.shape[1], lean.patch)
+        tokens = TokenRows.of(batch, prompts.length, lean.patch, prompts.references)
         conditions = self._conditions(batch, rings, prompts, tokens)
-        latents = lay_out(batch, self._dtype)
-        image = lean.tokens(latents, layout.levels, conditions[0].row_deltas)
-        prompt = prompts.tokens.flatten(0, 1)
-        walk = Walk(lean, rings, conditions, tokens)
-        return EncodedHalf(batch, walk, Parted(image, prompt))
+        streams = self._embedded(batch, prompts, conditions[0].packing, conditions[0].row_deltas)
+        return EncodedHalf(batch, Walk(lean, rings, conditions, tokens), streams)
+
+    def _embedded(
+        self,
+        batch: StepBatch[PreparedPrompt],
+        prompts: Prompts,
+        packing: Packing,
+        deltas: RowDeltas | None,
+    ) -> Parted:
+        """Return what the blocks start from.
+
+        Args:
+            packing: of all tokens.
+            deltas: of the model rows.
+        """
+        latents, levels = lay_out(batch, self._dtype), batch.layout.levels
+        # references in every step: the layer may have had deltas merged into it since the last
+        image = self._lean.tokens(latents, levels, packing, prompts.patches, deltas)
+        return Parted(image, prompts.tokens.flatten(0, 1))
 
     def _conditions(
         self,
         batch: StepBatch[PreparedPrompt],
         rings: Rings,
-        prompts: PreparedPrompt,
+        prompts: Prompts,
         tokens: TokenRows,
     ) -> list[Conditions]:
         """Return the conditions of every ring."""
@@ -207,7 +255,8 @@ class DiTExecutor:
             if depth and (ring.is_empty or not rings.is_cut(depth - 1)):
                 found.append(found[-1])
                 continue
-            packing = packing_of(ring.layout.levels[-1], prompts.tokens.shape[1])
+            seen = [prompts.references[image] for image in ring.images]
+            packing = packing_of(ring.layout.levels[-1], prompts.length, seen)
             rotary = key_rotary = lean.rotary(packing, self._device)
             others = tokens.others(rings, depth)
             if ring.partial and others is not None:
@@ -226,7 +275,7 @@ class DiTExecutor:
             )
         return found
 
-    def _embedding(self, batch: StepBatch[PreparedPrompt], prompts: PreparedPrompt) -> Tensor:
+    def _embedding(self, batch: StepBatch[PreparedPrompt], prompts: Prompts) -> Tensor:
         """Return what blocks are modulated by: of every model row's timestep and pooled prompt."""
         layout, times = batch.layout, self._lean.times(batch, self._dtype)
         if layout.num_guided:
@@ -253,12 +302,19 @@ class DiTExecutor:
         walk = encoded.walk
         image = walk.run(encoded.streams)
         levels = encoded.batch.layout.levels
-        output = self._lean.pixels(self._lean.project(image, walk.conditions[0]), levels)
+        patches = self._lean.project(image, walk.conditions[0])
+        output = self._lean.pixels(walk.conditions[0].packing.own_rows(patches), levels)
         return guide(output.float(), encoded.batch)
 
 
-def _stack(rows: Sequence[tuple[PreparedPrompt, int]]) -> PreparedPrompt:
-    return PreparedPrompt(
+def _stack(rows: Sequence[tuple[PreparedPrompt, int]]) -> Prompts:
+    seen = [patches.flatten(0, 1) for one, _ in rows for patches in one.references]
+    return Prompts(
         tokens=torch.stack([one.tokens[row] for one, row in rows]),
         pooled=torch.stack([one.pooled[row] for one, row in rows]),
+        references=tuple(
+            tuple((patches.shape[0], patches.shape[1]) for patches in one.references)
+            for one, _ in rows
+        ),
+        patches=torch.cat(seen) if seen else None,
     )

@@ -9,6 +9,7 @@ from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
 from torch import Tensor
 
 from ray_cluster.engine.adapters.deltas import RowDeltas, adding
+from ray_cluster.engine.batch.spans import image_lengths
 from ray_cluster.engine.batch.token_layout import Level
 from ray_cluster.engine.dit.blocks import JointBlock, SingleBlock
 from ray_cluster.engine.dit.packing import Joined, Packing, Parted, Streams
@@ -18,6 +19,7 @@ from ray_cluster.engine.dit.rotary import Rotary, RotaryTables
 from ray_cluster.engine.models.packed_weights import packed_linear
 from ray_cluster.engine.step.executor import StepBatch
 from ray_cluster.engine.step.model_rows import request_deltas
+from ray_cluster.errors import ModelUnsupported
 
 _FLUX_PATCH = 2
 _FLUX_TIMESTEPS = 1000
@@ -35,13 +37,28 @@ class LeanDiT(Protocol):
     def channels(self) -> int:
         """Of the latents."""
 
+    @property
+    def num_conditions(self) -> int:
+        """Channels that it takes beside these: see :class:`Executor`."""
+
     def tokens(
-        self, pixels: Tensor, levels: tuple[Level, ...], deltas: RowDeltas | None, /
+        self,
+        pixels: Tensor,
+        levels: tuple[Level, ...],
+        packing: Packing,
+        references: Tensor | None,
+        deltas: RowDeltas | None,
+        /,
     ) -> Tensor:
-        """Return the embedded patches ``[N, D]`` of ``[N * patch**2, C]``.
+        """Return the images' tokens ``[N, D]``: embedded patches of latents and references.
 
         Args:
+            pixels: of the latents, with its conditions.
+            references: patches ``[M, C * patch**2]``; None for none.
             deltas: of the images.
+
+        Raises:
+            ModelUnsupported: there are references, and the model looks at none.
         """
 
     def times(self, batch: StepBatch[Any], dtype: torch.dtype, /) -> Tensor:
@@ -69,14 +86,23 @@ class LeanSD3:
 
     def __init__(self, model: SD3Transformer2DModel) -> None:
         self.patch = int(model.config.patch_size)
-        self.channels = int(model.config.in_channels)
+        self.channels, self.num_conditions = int(model.config.in_channels), 0
         self._embed: Any = model.pos_embed
         self._time: Any = model.time_text_embed
         self._blocks = [JointBlock(block) for block in model.transformer_blocks]
         self._last_norm, self._last = LastNorm(model.norm_out), packed_linear(model.proj_out)
 
-    def tokens(self, pixels: Tensor, levels: tuple[Level, ...], deltas: RowDeltas | None) -> Tensor:
+    def tokens(
+        self,
+        pixels: Tensor,
+        levels: tuple[Level, ...],
+        _packing: Packing,
+        references: Tensor | None,
+        deltas: RowDeltas | None,
+    ) -> Tensor:
         """Return embedded patches; every size has its own part of the table of positions."""
+        if references is not None:
+            raise ModelUnsupported("Stable Diffusion 3 looks at no pictures beside the prompt")
         parts = []
         for segment in levels[0].segments:
             with adding(deltas and deltas.within(segment.images), self._embed):
@@ -118,7 +144,8 @@ class LeanFlux:
 
     def __init__(self, model: FluxTransformer2DModel) -> None:
         self.patch = _FLUX_PATCH
-        self.channels = int(model.config.in_channels) // _FLUX_PATCH**2
+        self.channels = model.out_channels // _FLUX_PATCH**2
+        self.num_conditions = int(model.config.in_channels) // _FLUX_PATCH**2 - self.channels
         self._embed = packed_linear(model.x_embedder)
         self._time: Any = model.time_text_embed
         self._embeds_guidance = bool(model.config.guidance_embeds)
@@ -127,10 +154,24 @@ class LeanFlux:
         self._single_blocks = [SingleBlock(block) for block in model.single_transformer_blocks]
         self._last_norm, self._last = LastNorm(model.norm_out), packed_linear(model.proj_out)
 
-    def tokens(self, pixels: Tensor, levels: tuple[Level, ...], deltas: RowDeltas | None) -> Tensor:
+    def tokens(
+        self,
+        pixels: Tensor,
+        levels: tuple[Level, ...],
+        packing: Packing,
+        references: Tensor | None,
+        deltas: RowDeltas | None,
+    ) -> Tensor:
         """Return embedded patches."""
-        own = deltas and deltas.spread(levels[-1].image_tokens)
-        return self._embed(to_patches(pixels, levels[-1], self.patch), own)
+        if self.num_conditions:
+            # it has what is spared before the mask
+            own = self.channels
+            parts = (pixels[:, :own], pixels[:, -own:], pixels[:, own:-own])
+            pixels = torch.cat(parts, dim=1)
+        patches = to_patches(pixels, levels[-1], self.patch)
+        if references is not None:
+            patches = packing.merge_references(patches, references)
+        return self._embed(patches, deltas and deltas.spread(image_lengths(packing.image)))
 
     def times(self, batch: StepBatch[Any], dtype: torch.dtype) -> Tensor:
         """Return the embeddings of timesteps, with those of the scales where the model has such."""

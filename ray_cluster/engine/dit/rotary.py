@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ray_cluster.engine.dit.packing import Packing
+from ray_cluster.engine.dit.packing import Grids, Packing
 
 # batches whose positions are kept: the latest, and those of its rows that go on inwards
 _KEPT = 3
@@ -40,6 +40,8 @@ class Rotary:
 class RotaryTables:
     """Makes the positions of a batch: a prompt's are all zero, a pixel's are its row and column.
 
+    Those of references have their number before that, from 1.
+
     Args:
         embed: diffusers' ``FluxPosEmbed``, from ids ``[L, 3]`` to cosines and sines ``[L, d]``.
     """
@@ -60,7 +62,7 @@ class RotaryTables:
         return rotary
 
     def _joined(self, packing: Packing, device: torch.device) -> Rotary:
-        tables = [self._table(packing.num_prompt, *size, device) for size in packing.sizes]
+        tables = [self._table(packing.num_prompt, grids, device) for grids in packing.grids]
         joined = (
             torch.cat(
                 [
@@ -72,12 +74,11 @@ class RotaryTables:
         )
         return Rotary(*(one.unsqueeze(1) for one in joined))
 
-    def _built(
-        self, num_prompt: int, height: int, width: int, device: torch.device
-    ) -> tuple[Tensor, Tensor]:
-        ids = torch.zeros(height, width, 3)
-        ids[..., 1] += torch.arange(height)[:, None]
-        ids[..., 2] += torch.arange(width)[None, :]
+    def _built(self, num_prompt: int, grids: Grids, device: torch.device) -> tuple[Tensor, Tensor]:
+        ids = [
+            torch.cartesian_prod(torch.tensor([number]), torch.arange(height), torch.arange(width))
+            for number, (height, width) in enumerate(grids)
+        ]
         prompt = torch.zeros(num_prompt, 3)
-        cosines, sines = self._embed(torch.cat([ids.flatten(0, 1), prompt]))
+        cosines, sines = self._embed(torch.cat([*ids, prompt]))
         return cosines.to(device), sines.to(device)

@@ -30,8 +30,9 @@ class EncodedImage:
         latents: ``[C, h, w]`` float32, of the whole image.
         mask: ``[1, h, w]`` bool, the latent pixels of which any image pixel is edited; None for
             all.
-        conditions: ``[1 + C, h, w]``, what an inpainting model sees beside the latents: the mask,
+        conditions: ``[M + C, h, w]``, what an inpainting model sees beside the latents: the mask,
             and the latents of the image with grey in place of what is edited; None for others.
+            FLUX.1 Fill's mask has a channel for each image pixel of a latent one, others' have one.
     """
 
     latents: Tensor
@@ -42,6 +43,23 @@ class EncodedImage:
         """Return those that are there."""
         all_of_them = (self.latents, self.mask, self.conditions)
         return [tensor for tensor in all_of_them if tensor is not None]
+
+
+@dataclass(frozen=True, slots=True)
+class SentLatents:
+    """What the autoencoder makes of the images that a request is made from.
+
+    Attributes:
+        edit: None for no edit.
+        references: ``[C, h, w]`` float32 each.
+    """
+
+    edit: EncodedImage | None = None
+    references: tuple[Tensor, ...] = ()
+
+    def tensors(self) -> list[Tensor]:
+        """Return all of them."""
+        return [*(() if self.edit is None else self.edit.tensors()), *self.references]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +134,8 @@ def latent_mask(mask: npt.NDArray[np.bool_], factor: int) -> Tensor:
     """
     pooled = F.max_pool2d(torch.from_numpy(mask)[None].float(), factor)
     return pooled > 0
+
+
+def pixel_mask(mask: npt.NDArray[np.bool_], factor: int) -> Tensor:
+    """Return a mask ``[h, w]`` as channels at the latents' grid, ``[factor**2, h', w']`` bool."""
+    return F.pixel_unshuffle(torch.from_numpy(mask)[None], factor)

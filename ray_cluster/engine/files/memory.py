@@ -12,7 +12,9 @@ import json
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
+from math import isqrt, prod
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from torch.utils._pytree import tree_leaves
 
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.batch.token_layout import SizeGroup, layout_of
-from ray_cluster.engine.files.folders import component_config, denoiser_name
+from ray_cluster.engine.files.folders import component_config, denoiser_name, pipeline_name
 from ray_cluster.engine.files.known_activations import KnownActivations
 from ray_cluster.engine.files.weights import component_weights, is_text_encoder, vae_dtype
 from ray_cluster.engine.models.denoisers import (
@@ -40,7 +42,12 @@ from ray_cluster.engine.models.wide_layers import computing_dtype, widen
 from ray_cluster.engine.stages.autoencoder import decode_batch, in_decoders_format
 from ray_cluster.engine.step.executor import StepBatch
 from ray_cluster.engine.step.state import Conditioning
-from ray_cluster.models.local import vae_scale_factor
+from ray_cluster.models.local import (
+    MAX_REFERENCES,
+    max_reference_px,
+    patch_size,
+    vae_scale_factor,
+)
 from ray_cluster.policies.costs.gpu_shares import CUDA_CONTEXT_BYTES, Card, replica_bytes
 from ray_cluster.policies.costs.memory import (
     ActivationCost,
@@ -130,15 +137,17 @@ def step_bytes(
     rows: int,
     dtype: torch.dtype = torch.float32,
     device: torch.device = _CPU,
+    references: tuple[tuple[int, int], ...] = (),
 ) -> int:
     """Return the peak bytes of one step with ``rows`` model rows of a latent size.
 
     Args:
         dtype: of the weights; this CPU may compute in another (``wide_layers.py``).
         device: of one that is no CPU, what its libraries copy is not counted.
+        references: latent sizes of what each row looks at.
     """
-    copies = _copies_weights(dtype, device)
-    return _step_bytes(json.dumps(config, sort_keys=True), latent_hw, rows, dtype, copies=copies)
+    copies, config_json = _copies_weights(dtype, device), json.dumps(config, sort_keys=True)
+    return _step_bytes(config_json, latent_hw, rows, dtype, references, copies=copies)
 
 
 def _copies_weights(dtype: torch.dtype, device: torch.device) -> bool:
@@ -149,7 +158,13 @@ def _copies_weights(dtype: torch.dtype, device: torch.device) -> bool:
 # seconds of work that pools of the same model, and a check before a load, share
 @lru_cache(maxsize=_KEPT_COUNTS)
 def _step_bytes(
-    config_json: str, latent_hw: tuple[int, int], rows: int, dtype: torch.dtype, *, copies: bool
+    config_json: str,
+    latent_hw: tuple[int, int],
+    rows: int,
+    dtype: torch.dtype,
+    references: tuple[tuple[int, int], ...],
+    *,
+    copies: bool,
 ) -> int:
     config = json.loads(config_json)
     with _fake(copies=copies) as peak:
@@ -157,6 +172,8 @@ def _step_bytes(
             model = model_class(config).from_config(config)
             conditioning = _fake_conditioning(config)
         executor = build_executor(model, vae_scale_factor=1, device=_CPU)
+        seen = tuple(torch.zeros(executor.latent_shape(*size)) for size in references)
+        conditioning = replace(conditioning, references=seen)
         with peak:
             batch = StepBatch(
                 layout=layout_of((SizeGroup(*latent_hw, 0, rows),), executor.num_levels),
@@ -285,6 +302,7 @@ def model_need(
     model, vae = (component_config(folder, name) for name in (denoiser_name(folder), "vae"))
     per_request = 2 if guidance_kind(model) == "rows" else 1
     factor = vae_scale_factor(vae)
+    seen = _references(folder, max(width * height for width, height in sizes), factor)
     # on a CPU norms and attention of half precision are computed in float32, and where it has no
     # instructions for it all layers; elsewhere activations scale with the width of the numbers they
     # are made of
@@ -298,16 +316,17 @@ def model_need(
         one, two = (
             share
             * known.found(
-                f"step of {rows}, {way}",
+                f"step of {rows}, {way}" + f", looks at {seen}" * bool(seen),
                 model,
                 latent_hw,
                 followed,
-                partial(step_bytes, model, latent_hw, rows, followed, device),
+                partial(step_bytes, model, latent_hw, rows, followed, device, seen),
             )
             for rows in (per_request, 2 * per_request)
         )
         together = decode_batch(latent_hw[0] * latent_hw[1], max_batch, device)
-        coding = _larger_coding(known, vae, latent_hw, device, of_vae)
+        largest = max((latent_hw, *seen), key=prod)
+        coding = _larger_coding(known, vae, largest, device, of_vae)
         activation[size] = ActivationCost(
             fixed_bytes=int(max(0, 2 * one - two) + together * coding),
             per_row_bytes=int(two - one),
@@ -325,6 +344,15 @@ def model_need(
         pinned_weights_bytes=encoder_layer + sum(one.layer_bytes for one in others),
         context_bytes=CUDA_CONTEXT_BYTES if device.type == "cuda" else 0,
     )
+
+
+def _references(folder: Path, most_px: int, factor: int) -> tuple[tuple[int, int], ...]:
+    """Return the largest latents of what a model of a folder looks at, in every row of a step."""
+    if not (count := MAX_REFERENCES.get(pipeline_name(folder), 0)):
+        return ()
+    patch = patch_size(component_config(folder, denoiser_name(folder)))
+    side = isqrt(max_reference_px(isqrt(most_px))) // (factor * patch) * patch
+    return ((side, side),) * count
 
 
 def _larger_coding(
@@ -364,6 +392,30 @@ def plan_model_memory(
         max_batch=pool.step_batch,
         can_offload=pool.device == "cuda" and pool.offload == "auto",
     )
+
+
+def plan_on_cards(
+    folder: Path,
+    pool: PoolConfig,
+    sizes: Sequence[SizePx],
+    dtype: torch.dtype,
+    cards: Sequence[Card],
+) -> list[MemoryPlan]:
+    """Return how a pool's model would run on each of some GPUs, if it had one to itself.
+
+    Args:
+        pool: of such GPUs.
+    """
+    need = model_need(folder, sizes, dtype, pool.step_batch, torch.device("cuda"))
+    return [
+        plan_memory(
+            need,
+            budget_bytes=_budget_bytes(pool, card),
+            max_batch=pool.step_batch,
+            can_offload=pool.offload == "auto",
+        )
+        for card in cards
+    ]
 
 
 def _budget_bytes(pool: PoolConfig, card: Card | None) -> int:

@@ -13,7 +13,8 @@ from ray_cluster.models.weight_files import INDEX
 
 _T5 = "T5EncoderModel"
 # to which the pipelines cut what T5 reads
-_T5_TOKENS = {"StableDiffusion3Pipeline": 256, "FluxPipeline": 512}
+_T5_TOKENS = {"StableDiffusion3Pipeline": 256}
+_T5_TOKENS_OF_FLUX = 512
 # transformers' way to say that a tokenizer has no limit: 1e30
 _BEYOND_REASON = 1e6
 
@@ -44,7 +45,7 @@ def prompt_lengths(pipeline: str, readers: Sequence[PromptReader]) -> dict[str, 
     """
     t5 = [reader.name for reader in readers if reader.encoder == _T5]
     if t5:
-        return dict.fromkeys(t5, _T5_TOKENS[pipeline])
+        return dict.fromkeys(t5, _T5_TOKENS.get(pipeline, _T5_TOKENS_OF_FLUX))
     return {reader.name: clip_length(reader.given, reader.positions) for reader in readers}
 
 

@@ -26,7 +26,7 @@ from ray_cluster.engine.dit.rotary import Rotary
 from ray_cluster.engine.groups.rank_sets import RankSets
 from ray_cluster.engine.groups.ranks import GuidanceRows
 from ray_cluster.engine.step.executor import StepBatch
-from ray_cluster.engine.step.model_rows import guide, lay_out
+from ray_cluster.engine.step.model_rows import guide
 from ray_cluster.engine.step.rings import Rings
 from ray_cluster.errors import ModelUnsupported
 
@@ -227,6 +227,7 @@ class ShardedDiT(DiTExecutor):
         found = self._gathered(patches, shards, ranks, num_rows=2 if is_apart else 1)
         if found is None:
             return None
+        found = torch.cat([shards.whole.own_rows(one) for one in found.chunk(1 + is_apart)])
         return guide(self._lean.pixels(found, batch.layout.levels).float(), batch)
 
     def _patches(
@@ -237,7 +238,7 @@ class ShardedDiT(DiTExecutor):
         self._deltas.begin(batch)
         ring = Rings(batch, 1)[0]
         prompts = self._stacked.of(batch, ring)
-        whole = packing_of(layout.levels[-1], prompts.tokens.shape[1])
+        whole = packing_of(layout.levels[-1], prompts.length, prompts.references)
         shards = Shards.of(whole, len(ranks), index)
         attend = start_attention(self._attention)
         if len(ranks) > 1:
@@ -251,8 +252,7 @@ class ShardedDiT(DiTExecutor):
             key_rotary=rotary,
             deltas=TokenDeltas.of(self._deltas.of(batch, ring), shards.own),
         )
-        image = lean.tokens(lay_out(batch, self._dtype), layout.levels, conditions.row_deltas)
-        prompt = prompts.tokens.flatten(0, 1)
+        image, prompt = self._embedded(batch, prompts, whole, conditions.row_deltas)
         streams: Streams = Parted(shards.image(image), shards.prompt(prompt))
         for block in range(lean.num_blocks):
             streams = lean.run(block, streams, conditions)
@@ -261,7 +261,7 @@ class ShardedDiT(DiTExecutor):
     def _positions(self, shards: Shards) -> Rotary | None:
         """Return the positions of this rank's joint tokens."""
         whole = shards.whole
-        key = (whole.sizes, whole.num_prompt, shards.num_rows, len(shards.packings), shards.index)
+        key = (whole.grids, whole.num_prompt, shards.num_rows, len(shards.packings), shards.index)
         if key not in self._rotary:
             rotary = self._lean.rotary(whole, self._device)
             if rotary is None:
@@ -308,5 +308,5 @@ def _row_of(
     (group,) = batch.layout.composition
     composition, _ = composition_of([(group.height, group.width, False)])
     (prepared,) = batch.prepared
-    alone = PreparedPrompt(prepared.tokens[row, None], prepared.pooled[row, None])
+    alone = replace(prepared, tokens=prepared.tokens[row, None], pooled=prepared.pooled[row, None])
     return replace(batch, layout=layout_of(composition, num_levels), prepared=(alone,))

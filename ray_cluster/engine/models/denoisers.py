@@ -71,8 +71,8 @@ def guidance_kind(config: Mapping[str, Any]) -> GuidanceKind:
 
 
 def edit_kind(config: Mapping[str, Any]) -> EditKind:
-    """Return what a model makes of images: inpainting UNets need a mask."""
-    is_inpainting = is_unet(config) and config["in_channels"] != config["out_channels"]
+    """Return what a model makes of images: inpainting models need a mask."""
+    is_inpainting = config["in_channels"] != (config.get("out_channels") or config["in_channels"])
     return "masked" if is_inpainting else "any"
 
 

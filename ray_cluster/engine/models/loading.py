@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,17 @@ import numpy as np
 import torch
 from diffusers import DiffusionPipeline
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
 
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.batch.batch_caps import BatchCaps
 from ray_cluster.engine.device.gpu import prepare_card, this_card, worker_device
-from ray_cluster.engine.edits.template import EncodedImage, latent_mask
+from ray_cluster.engine.edits.template import (
+    EncodedImage,
+    SentLatents,
+    latent_mask,
+    pixel_mask,
+)
 from ray_cluster.engine.files.folders import (
     component_config,
     component_names,
@@ -52,23 +58,33 @@ from ray_cluster.engine.stages.prompt_encoder import PipelineEncoder, PromptDelt
 from ray_cluster.engine.step.executor import Executor
 from ray_cluster.engine.step.reuse_steps import check_reuse
 from ray_cluster.engine.step.state import RequestState
-from ray_cluster.errors import REQUEST_ERRORS, ConfigError, MemoryRefused, ModelUnsupported
-from ray_cluster.imaging.edit_images import EditPixels
+from ray_cluster.errors import (
+    REQUEST_ERRORS,
+    ConfigError,
+    InvalidRequest,
+    MemoryRefused,
+    ModelUnsupported,
+)
+from ray_cluster.imaging.edit_images import EditPixels, SentPixels
 from ray_cluster.models.fidelity_tables import step_table
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import (
     FAMILY_BY_PIPELINE,
+    MAX_REFERENCES,
     check_group,
     check_sampler,
     check_schedules,
+    max_reference_px,
     model_sizes,
     patch_size,
+    vae_scale_factor,
 )
 from ray_cluster.models.sampling import FolderSampling, folder_sampling
 from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
 from ray_cluster.policies.costs.gpu_shares import Card
-from ray_cluster.policies.costs.memory import MemoryPlan
+from ray_cluster.policies.costs.memory import MemoryPlan, SizePx
 from ray_cluster.policies.steps.reuse import num_outer_blocks
+from ray_cluster.process.machine import return_free_memory
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 logger = logging.getLogger(__name__)
@@ -90,6 +106,13 @@ class InspectedModel:
     tables: SamplerTables
     profile: ModelProfile
     sampling: FolderSampling
+
+    @property
+    def sizes(self) -> list[SizePx]:
+        """For which memory is planned."""
+        profile = self.profile
+        default = (profile.default_width_px, profile.default_height_px)
+        return sorted({default, (profile.max_px, profile.max_px)})
 
     @property
     def sampling_words(self) -> str:
@@ -133,7 +156,7 @@ def inspect_model(pool: PoolConfig) -> InspectedModel:
         ConfigError: the model cannot be found or is not whole, or the pool's sizes do not suit it.
         ModelUnsupported: its pipeline, UNet, transformer or scheduler is not covered.
     """
-    folder = resolve_folder(pool.model)
+    folder = resolve_folder(*pool.files)
     family = _family(folder)
     model = component_config(folder, denoiser_name(folder))
     check_denoiser(model, pipeline_name(folder))
@@ -157,10 +180,7 @@ def plan_model(pool: PoolConfig, model: InspectedModel, card: Card | None = None
     Raises:
         MemoryRefused: there is no room for it.
     """
-    profile = model.profile
-    default = (profile.default_width_px, profile.default_height_px)
-    sizes = sorted({default, (profile.max_px, profile.max_px)})
-    plan = plan_model_memory(model.folder, pool, sizes, number_type(pool, card), card)
+    plan = plan_model_memory(model.folder, pool, model.sizes, number_type(pool, card), card)
     if plan.verdict == "refused":
         raise MemoryRefused(f"pool {pool.name}: {plan.explanation}")
     if pool.is_group and plan.offloaded == "all":
@@ -211,7 +231,7 @@ def load_model(pool: PoolConfig, make: MakeExecutor | None = None) -> LoadedMode
     turn = threading.Lock()
     # it has replaced weights by others in its own order: what they took may be others' now
     torch.cuda.empty_cache()
-    return LoadedModel(
+    loaded = LoadedModel(
         encoder=PipelineEncoder(pipeline, device),
         images=ImageEncoder(pipeline.vae, device, turn),
         executor=executor,
@@ -222,6 +242,8 @@ def load_model(pool: PoolConfig, make: MakeExecutor | None = None) -> LoadedMode
         memory=plan,
         max_batch_by_size=BatchCaps(plan.max_batch_by_size),
     )
+    return_free_memory()
+    return loaded
 
 
 def encode_images(model: LoadedModel, edits: Sequence[EditPixels]) -> list[EncodedImage]:
@@ -240,11 +262,36 @@ def encode_images(model: LoadedModel, edits: Sequence[EditPixels]) -> list[Encod
     whole = [np.ones(one.shape[:2], np.bool_) for one in images]
     seen = [whole[index] if one is None else one for index, one in enumerate(masks)]
     spared = model.images.encode(images, seen)
+    found = []
+    for clean, mask, rest in zip(latents, seen, spared, strict=True):
+        own = latent_mask(mask, factor).to(device)
+        is_fine = model.executor.num_conditions > len(rest) + 1
+        shown = pixel_mask(mask, factor).to(device) if is_fine else own
+        found.append(EncodedImage(clean, own, torch.cat([shown.to(rest.dtype), rest])))
+    return found
+
+
+def encode_sent(model: LoadedModel, sent: Sequence[SentPixels]) -> list[SentLatents]:
+    """Encode what requests are made from: edits of one size, and references of any.
+
+    Raises:
+        ArithmeticError: as of :func:`encode_images`.
+    """
+    edits = [one.edit for one in sent if one.edit is not None]
+    seen = [picture for one in sent for picture in one.references]
+    found: dict[int, Tensor] = {}
+    for shape in dict.fromkeys(one.shape for one in seen):
+        places = [place for place, one in enumerate(seen) if one.shape == shape]
+        latents = model.images.encode([seen[place] for place in places])
+        found |= dict(zip(places, latents, strict=True))
+    images = iter(encode_images(model, edits) if edits else ())
+    references = iter([found[place] for place in range(len(seen))])
     return [
-        EncodedImage(clean, mask, torch.cat([mask.to(rest.dtype), rest]))
-        for clean, mask, rest in zip(
-            latents, (latent_mask(one, factor).to(device) for one in seen), spared, strict=True
+        SentLatents(
+            None if one.edit is None else next(images),
+            tuple(islice(references, len(one.references))),
         )
+        for one in sent
     ]
 
 
@@ -253,32 +300,36 @@ def start_states(
     requests: Sequence[ImageRequest],
     *,
     now_s: float,
-    images: Sequence[EncodedImage | None] = (),
+    latents: Sequence[SentLatents | None] = (),
     deltas: Sequence[PromptDeltas | None] = (),
 ) -> list[RequestState]:
     """Encode requests together; arrival and deadline are both the present instant for now.
 
     Args:
-        images: of each request, for those that are edits; may be left out where none is.
+        latents: of each request, for those made from images; may be left out where none is.
         deltas: of each request, for those that change text encoders; likewise.
 
     Raises:
+        InvalidRequest: a request has more references than the model takes.
         ValueError: the model cannot run a request's reuse schedule.
     """
+    most = model.profile.max_references
+    for request in requests:
+        if (count := len(request.references)) > most:
+            raise InvalidRequest(f"this model looks at {most} pictures at most, given {count}")
+    sent = [one or SentLatents() for one in latents or [None] * len(requests)]
     conditionings = model.encoder.encode(requests, deltas)
     states = [
         RequestState.start(
             request,
-            conditioning,
+            replace(conditioning, references=own.references),
             latent_shape=model.executor.latent_shape(request.width_px, request.height_px),
             table=model.tables.of(request),
             arrival_s=now_s,
             deadline_s=now_s,
-            image=image,
+            image=own.edit,
         )
-        for request, conditioning, image in zip(
-            requests, conditionings, images or [None] * len(requests), strict=True
-        )
+        for request, conditioning, own in zip(requests, conditionings, sent, strict=True)
     ]
     for state in states:
         check_reuse(state, model.executor)
@@ -289,8 +340,10 @@ def _check_fit(folder: Path, model: dict[str, Any]) -> None:
     """Refuse components that are whole, but of different models."""
     vae = component_config(folder, "vae")
     # the pixels of FLUX's patches are channels of its transformer
-    channels = vae["latent_channels"] * (patch_size(model) ** 2 if is_flux(model) else 1)
-    if model["in_channels"] not in {channels, 2 * channels + 1}:
+    per_token = patch_size(model) ** 2 if is_flux(model) else 1
+    channels = vae["latent_channels"] * per_token
+    of_mask = per_token * vae_scale_factor(vae) ** 2 if is_flux(model) else 1
+    if model["in_channels"] not in {channels, 2 * channels + of_mask}:
         raise ConfigError(
             f"{folder}: {denoiser_name(folder)} takes latents of {model['in_channels']} channels, "
             f"and vae makes {channels}; they are of different models"
@@ -383,6 +436,8 @@ def _profile(
         fewer_steps=step_table(pool),
         outer_blocks=(outer.start, outer.stop - 1),
         edits=edit_kind(model),
+        max_references=MAX_REFERENCES.get(pipeline_name(folder), 0),
+        max_reference_px=max_reference_px(sizes.max_px),
         lora_start=None if pool.lora_start is None else pool.lora_start.start(),
     )
     if kind == "none" and profile.default_guidance_scale > 1:

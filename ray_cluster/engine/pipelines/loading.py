@@ -29,10 +29,12 @@ from ray_cluster.engine.files.folders import (
     resolve_folder,
 )
 from ray_cluster.engine.models.loading import number_type
+from ray_cluster.engine.models.whole_models import load_models
 from ray_cluster.engine.pipelines.classes import PipelineFacts, pipeline_facts
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, ConfigError, MemoryRefused
 from ray_cluster.imaging.edit_images import SentPixels
+from ray_cluster.models.checkpoints.quantised import check_quantised, quantised_components
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import ModelSizes, check_sides, vae_scale_factor
 from ray_cluster.models.prompt_tokens import packed, too_long
@@ -102,9 +104,10 @@ def inspect_pipeline(pool: PoolConfig) -> InspectedPipeline:
         ConfigError: the model cannot be found or is not whole, or the pool's sizes do not suit it.
         ModelUnsupported: its pipeline makes no images from text.
     """
-    folder = resolve_folder(pool.model)
+    folder = resolve_folder(*pool.files)
     facts = pipeline_facts(pipeline_name(folder), read_object(folder / INDEX))
     check_files(folder)
+    check_quantised(folder, pool.device)
     scheduler = _config(folder, "scheduler")
     sampler = nearest_sampler(str(scheduler.get("_class_name")))
     sizes, defaults, own = _sizes(pool, folder, facts), pool.defaults, facts.default_scale
@@ -192,8 +195,14 @@ def _config(folder: Path, component: str) -> dict[str, Any]:
 def _weight_bytes(pool: PoolConfig, folder: Path) -> int:
     each = 4 if pool.number_format() in {None, "float32"} else 2
     found = [weight_files(folder, one) for one in components(folder) if one.has_weights]
-    shapes = [shape for one in found if not one.is_pickled for shape in one.shapes().values()]
-    return each * sum(map(math.prod, shapes))
+    quantised = quantised_components(folder)
+    total = 0
+    for files in found:
+        if files.is_gguf or files.paths[0].parent.name in quantised:
+            total += sum(path.stat().st_size for path in files.paths)
+        elif not files.is_pickled:
+            total += each * sum(map(math.prod, files.shapes().values()))
+    return total
 
 
 class CalledPipeline:
@@ -367,10 +376,13 @@ def _from_folder(inspected: InspectedPipeline, dtype: torch.dtype) -> Any:
     extra: dict[str, Any] = dict.fromkeys({*UNUSED, *_REWRITERS} & index.keys() & taken.keys())
     off = ("requires_safety_checker", "add_watermarker")
     extra |= {name: False for name in off if name in taken}
-    models = [weight_files(folder, one) for one in components(folder) if one.has_weights]
-    if variant := next((one.variant for one in models if one.variant), None):
+    models = {one.name: weight_files(folder, one) for one in components(folder) if one.has_weights}
+    if variant := next((one.variant for one in models.values() if one.variant), None):
         extra["variant"] = variant
+    # what diffusers does not find by itself
+    parts = {name for name, one in models.items() if one.part is not None}
     try:
+        extra |= load_models(folder, dtype, only=parts) if parts else {}
         extra |= _processors(folder, index)
         pipeline = facts.kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **extra)
     except MODEL_ERRORS as error:
@@ -391,10 +403,9 @@ def _limits(pipeline: Any, facts: PipelineFacts) -> list[tuple[Any, int]]:
     for name, one in pipeline.components.items():
         if name.startswith("tokenizer") and one is not None:
             own = getattr(one, "model_max_length", _UNLIMITED)
-            said = (getattr(pipeline, key, None) for key in _MOST_TOKENS)
-            reads = facts.max_tokens or next(filter(None, said), None)
-            reads = reads or (own if own < _UNLIMITED else _MAX_TOKENS)
-            most = min(reads, own if own < _UNLIMITED else reads)
+            said = (facts.max_tokens, *(getattr(pipeline, key, None) for key in _MOST_TOKENS))
+            reads = next(filter(None, said), own if own < _UNLIMITED else _MAX_TOKENS)
+            most = min(reads, own)
             marks = one.num_special_tokens_to_add()
             if getattr(one, "chat_template", None):
                 empty = [{"role": "user", "content": ""}]

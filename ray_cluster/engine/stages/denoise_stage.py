@@ -85,7 +85,7 @@ class DenoiseStage:
         found.queued_s, found.maps = ticket.queued_s, ticket.maps
         found.encode_s += now_s - ticket.entered_s
         ticket.entered_s = now_s
-        ticket.state, ticket.image = found, None
+        ticket.state, ticket.latents = found, None
         if self._engine.is_done(found):
             # exported when it had only to be decoded
             self._decode.put_image(ticket)

@@ -1,12 +1,12 @@
-"""What is done before denoising: images of edits and prompts are encoded."""
+"""What is done before denoising: images that requests are made from and prompts are encoded."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from ray_cluster.engine.device.streams import StageStream
-from ray_cluster.engine.edits.template import EncodedImage
-from ray_cluster.engine.models.loading import LoadedModel, encode_images, start_states
+from ray_cluster.engine.edits.template import SentLatents
+from ray_cluster.engine.models.loading import LoadedModel, encode_sent, start_states
 from ray_cluster.engine.stages.batch_stage import BatchStage
 from ray_cluster.engine.stages.tickets import Ticket
 from ray_cluster.engine.step.state import Conditioning, RequestState
@@ -15,21 +15,19 @@ from ray_cluster.engine.step.state import Conditioning, RequestState
 class EncodeStage(BatchStage[Ticket, RequestState | Conditioning]):
     """Encodes the prompts of tickets."""
 
-    def put_seen(self, ticket: Ticket, image: EncodedImage) -> None:
-        """Queue a ticket whose image is encoded; from any thread."""
-        ticket.pixels, ticket.image = None, image
+    def put_seen(self, ticket: Ticket, latents: SentLatents) -> None:
+        """Queue a ticket whose images are encoded; from any thread."""
+        ticket.pixels, ticket.latents = None, latents
         self.put(ticket)
 
 
 def see_tickets(
     model: LoadedModel, tickets: Sequence[Ticket], stream: StageStream
-) -> list[EncodedImage]:
+) -> list[SentLatents]:
     """Encode images, and wait for them as the next stage reads them in a stream of its own."""
-    sent = [ticket.pixels for ticket in tickets if ticket.pixels is not None]
-    pixels = [one.edit for one in sent if one.edit is not None]
-    images = encode_images(model, pixels)
+    found = encode_sent(model, [one.pixels for one in tickets if one.pixels is not None])
     stream.synchronize()
-    return images
+    return found
 
 
 def encode_tickets(
@@ -44,19 +42,19 @@ def encode_tickets(
         States of those that begin, without LoRAs that start later; of others conditioning.
     """
     requests = [ticket.request for ticket in tickets]
-    images = [ticket.image for ticket in tickets]
+    latents = [ticket.latents for ticket in tickets]
     # encoded before: they come once more, for their conditioning with LoRAs
     are_begun = tickets[0].state is not None
     sets = [
         one.adapters if are_begun or one.request.add_ons.lora_start_step == 0 else None
         for one in tickets
     ]
-    stream.adopt([tensor for one in (*images, *sets) if one for tensor in one.tensors()])
+    stream.adopt([tensor for one in (*latents, *sets) if one for tensor in one.tensors()])
     deltas = [None if one is None else one.prompts for one in sets] if any(sets) else []
     found: list[RequestState] | list[Conditioning]
     if are_begun:
         found = model.encoder.encode(requests, deltas)
     else:
-        found = start_states(model, requests, now_s=now_s, images=images, deltas=deltas)
+        found = start_states(model, requests, now_s=now_s, latents=latents, deltas=deltas)
     stream.synchronize()
     return found

@@ -85,11 +85,14 @@ class _Family:
 
 
 _ALONE = {"do_classifier_free_guidance": False}
+_FLUX = _Family({"prompt_2": None}, pooled_at=1, takes_negative=False)
 _FAMILIES = {
     "StableDiffusionPipeline": _Family(_ALONE),
     "StableDiffusionXLPipeline": _Family(_ALONE, pooled_at=2, has_time_ids=True),
     "StableDiffusion3Pipeline": _Family(_ALONE | {"prompt_2": None, "prompt_3": None}, pooled_at=2),
-    "FluxPipeline": _Family({"prompt_2": None}, pooled_at=1, takes_negative=False),
+    "FluxPipeline": _FLUX,
+    "FluxKontextPipeline": _FLUX,
+    "FluxFillPipeline": _FLUX,
 }
 
 

@@ -16,7 +16,7 @@ from ray_cluster.engine.adapters.adapter_set import AdapterSet
 from ray_cluster.engine.adapters.merging import Merger
 from ray_cluster.engine.batch.batch_caps import BatchLimit
 from ray_cluster.engine.device.streams import StageStream, finish_queued
-from ray_cluster.engine.edits.template import EncodedImage
+from ray_cluster.engine.edits.template import SentLatents
 from ray_cluster.engine.models.loading import LoadedModel
 from ray_cluster.engine.stages.batch_stage import BatchStage
 from ray_cluster.engine.stages.decode_stage import DecodeStage
@@ -121,7 +121,7 @@ class EngineRunner:
 
     def _encoding_stages(
         self, seeing: StageStream, encoding: StageStream
-    ) -> tuple[BatchStage[Ticket, EncodedImage], EncodeStage]:
+    ) -> tuple[BatchStage[Ticket, SentLatents], EncodeStage]:
         encode = EncodeStage(
             is_wanted=self._live.__contains__,
             work=lambda tickets: encode_tickets(self.model, tickets, encoding, self.clock()),
@@ -131,7 +131,7 @@ class EngineRunner:
             max_batch=self._limit,
             clock=self.clock,
         )
-        images = BatchStage[Ticket, EncodedImage](
+        images = BatchStage[Ticket, SentLatents](
             is_wanted=self._live.__contains__,
             work=lambda tickets: see_tickets(self.model, tickets, seeing),
             group_of=lambda ticket: ticket.request.size_px,

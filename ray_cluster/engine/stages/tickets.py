@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ray_cluster.engine.adapters.adapter_set import AdapterSet
-from ray_cluster.engine.edits.template import EncodedImage
+from ray_cluster.engine.edits.template import SentLatents
 from ray_cluster.engine.step.state import RequestState
 from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.requests import ImageRequest
@@ -24,7 +24,7 @@ class Ticket:
         queued_s: seconds the request waited before it was submitted here.
         entered_s: instant at which it entered its present stage.
         pixels: that it is made from, if any; None once they are encoded.
-        image: what an edit's are encoded as; None once it is part of the state.
+        latents: what these are encoded as; None once they are part of the state.
         adapters: None without any.
         maps: of its ControlNets; see :class:`RequestState`.
         state: None until it is encoded.
@@ -36,7 +36,7 @@ class Ticket:
     queued_s: float
     entered_s: float
     pixels: SentPixels | None = None
-    image: EncodedImage | None = None
+    latents: SentLatents | None = None
     adapters: AdapterSet | None = None
     maps: tuple[Tensor, ...] = ()
     state: RequestState | None = None

@@ -140,8 +140,13 @@ def _check_residuals(rows: Sequence[Held], source: ResidualSource) -> None:
 
 def _arranged(rows: Sequence[Held]) -> tuple[Composition, tuple[int, ...]]:
     """Return the composition of rows, and the order in which its layout takes them."""
+    conditionings = [row.state.conditioning for row in rows]
     return composition_of(
-        [(*row.state.latents.shape[1:], row.state.conditioning.is_guided) for row in rows]
+        [
+            (*row.state.latents.shape[1:], own.is_guided)
+            for row, own in zip(rows, conditionings, strict=True)
+        ],
+        [tuple(tuple(one.shape) for one in own.references) for own in conditionings],
     )
 
 

@@ -27,6 +27,7 @@ from ray_cluster.storage.state_format import (
 
 _UNPACK_ERRORS: tuple[type[Exception], ...] = (*MODEL_ERRORS, SafetensorError)
 _PREFIX = "conditioning."
+_REFERENCE = "reference."
 _TEMPLATE_PREFIX = "template."
 
 
@@ -40,6 +41,7 @@ class Conditioning:
         pooled_embeds: ``[P]``, only for models with added conditions (SDXL, SD3, FLUX).
         negative_pooled_embeds: ``[P]``, likewise, only with guidance.
         time_ids: ``[6]``, original size, crop and target size (SDXL).
+        references: ``[C, h, w]`` float32 each, latents of the pictures that the model looks at.
     """
 
     prompt_embeds: Tensor
@@ -47,6 +49,14 @@ class Conditioning:
     pooled_embeds: Tensor | None = None
     negative_pooled_embeds: Tensor | None = None
     time_ids: Tensor | None = None
+    references: tuple[Tensor, ...] = ()
+
+    @classmethod
+    def of(cls, tensors: Mapping[str, Tensor]) -> Conditioning:
+        """Return what :meth:`tensors` returned the tensors of."""
+        named = {name: one for name, one in tensors.items() if not name.startswith(_REFERENCE)}
+        seen = (tensors[f"{_REFERENCE}{index}"] for index in range(len(tensors) - len(named)))
+        return cls(**named, references=tuple(seen))
 
     @property
     def is_guided(self) -> bool:
@@ -54,8 +64,9 @@ class Conditioning:
         return self.negative_embeds is not None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors that are there, by field name."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
+        """Return the tensors that are there, by name: of its field, or of its place in one."""
+        fields = {name: getattr(self, name) for name in self.__slots__ if name != "references"}
+        fields |= {f"{_REFERENCE}{index}": one for index, one in enumerate(self.references)}
         return {name: tensor for name, tensor in fields.items() if tensor is not None}
 
 
@@ -272,7 +283,7 @@ class RequestState:
         full_step = header.full_step
         return cls(
             request=header.request,
-            conditioning=Conditioning(**_without_prefix(tensors, _PREFIX)),
+            conditioning=Conditioning.of(_without_prefix(tensors, _PREFIX)),
             template=template,
             reuse=header.reuse,
             full_step=None if full_step is None else FullStep(full_step, tensors["full_step"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -68,7 +68,8 @@ class Held:
         if self.late is None or not self._needs_loras:
             return
         if self.late.conditioning is not None:
-            self.state.conditioning = self.late.conditioning
+            seen = self.state.conditioning.references
+            self.state.conditioning = replace(self.late.conditioning, references=seen)
         self.state.lacks_loras = False
         self.deltas, self.prepared, self.late = self.late.deltas, None, None
 
@@ -190,7 +191,7 @@ def _conditions(starts: Sequence[Start], executor: Executor[Any, Any]) -> Tensor
             images.append(template.conditions)
             continue
         blank = start.latents.new_zeros(executor.num_conditions, *start.latents.shape[1:])
-        blank[0] = 1.0
+        blank[: executor.num_conditions - len(start.latents)] = 1.0
         images.append(blank)
     return flat_pixels(images)
 

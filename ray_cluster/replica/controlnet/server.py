@@ -191,7 +191,7 @@ class ControlNetServer:
                 control_map = tensors.pop("map", None)
                 if control_map is None:
                     raise ValueError(f"no map for {key}")
-                conditioning = Conditioning(**tensors)
+                conditioning = Conditioning.of(tensors)
                 return lambda: self._batches.open(client, key, conditioning, control_map)
             case Steps(steps):
                 rows = self._rows(client, steps, message.frames)

@@ -53,7 +53,7 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
     pool = in_force(pool, settings)
     prepare_threads(pool.num_threads)
     model = load_pipeline(pool)
-    digest = model_digest(resolve_folder(pool.model))
+    digest = model_digest(resolve_folder(*pool.files))
     costs = StepCosts(clock=host.clock)
     runner = CallRunner(model, costs, clock=host.clock, num_threads=pool.num_threads)
     cost = _UNKNOWN

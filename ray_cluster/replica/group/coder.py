@@ -60,7 +60,7 @@ class RemoteEncoder:
         for key, tensor in found.items():
             index, _, name = key.partition(".")
             parts[int(index)][name] = tensor
-        return [Conditioning(**one) for one in parts]
+        return list(map(Conditioning.of, parts))
 
 
 class RemoteImages:

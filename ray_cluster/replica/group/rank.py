@@ -236,7 +236,7 @@ class _Rank:
                 own = None if deltas is None else self._deltas[deltas]
                 device = self._executor.device
                 tensors = {k: v.to(device) for k, v in tensors_of(specs, frames).items()}
-                prepared = self._executor.prepare(Conditioning(**tensors), own)
+                prepared = self._executor.prepare(Conditioning.of(tensors), own)
                 self._kept[key] = (prepared, own)
             case Forget(key):
                 self._kept.pop(key, None)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 
 from tests.engine.conftest import WIDE_FLUX, Zoo
 from tests.engine.dits import dit_request
@@ -61,6 +62,19 @@ def test_so_is_one_of_a_model_with_a_second_attention(
     zoo: Zoo, ranks: RankProcesses, record: Record
 ) -> None:
     check_every_way(zoo, "sd35", ranks, record)
+
+
+def test_so_is_one_that_looks_at_a_picture(zoo: Zoo, ranks: RankProcesses, record: Record) -> None:
+    call, generator = calls_of(zoo, WIDE_FLUX), torch.Generator().manual_seed(1)
+    plain, seen = call.run(zoo.model(WIDE_FLUX)), torch.randn(8, 10, 14, generator=generator)
+    call.conditionings = [replace(one, references=(seen,)) for one in call.conditionings]
+    ours = call.run(zoo.model(WIDE_FLUX))
+    there = OnRanks(ranks, zoo.folder(WIDE_FLUX), call)
+    there.keep()
+    errors = [error for way in WAYS for error in call.errors(there.run(way), ours)]
+    record("ranks, looking", max(errors))
+    assert max(errors) <= CALL_TOLERANCE
+    assert min(call.errors(plain, ours)) >= CONTROL_FACTOR * CALL_TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["sd3", WIDE_FLUX])

@@ -69,6 +69,8 @@ def test_degrees_are_those_that_divide_the_heads(heads: int, expected: tuple[int
     assert group_degrees(wide, config) == ()
     with pytest.raises(ConfigError, match="degrees"):
         check_group(wide, config)
+    with pytest.raises(ConfigError, match="fills masked images"):
+        check_group(wide, config | {"in_channels": 384, "out_channels": 64})
     with pytest.raises(ConfigError, match="UNet"):
         check_group(wide, {"block_out_channels": [8]})
 

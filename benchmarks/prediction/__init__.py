@@ -1,1 +1,0 @@
-"""How well the ends of requests are predicted at their admission."""
