@@ -23,8 +23,10 @@ logger = logging.getLogger(__name__)
 
 SizePx = tuple[int, int]
 
-# a call's seconds less those of another with fewer steps are the steps'
-_FEW, _MORE = 2, 5
+_FEW, _MORE, _MOST = 2, 5, 80
+# a call's seconds less those of another with half as many steps are the steps', if they are so
+# large a share that what else happens on a machine does not hide them
+_TELLING = 0.3
 _REPEATS = 2
 # no measurement makes pixels free
 _LEAST_SHARE = 0.01
@@ -79,11 +81,14 @@ def measured_cost(model: CalledPipeline, clock: Callable[[], float]) -> StepCost
         return min(calls), between
 
     def step_and_rest_s(size_px: SizePx) -> tuple[float, float]:
-        more_s, between = fastest(size_px, _MORE)
-        if not between:
-            between = [(more_s - fastest(size_px, _FEW)[0]) / (_MORE - _FEW)]
-        step_s = max(min(between), _LEAST_SHARE * more_s / _MORE)
-        return step_s, max(0.0, more_s - _MORE * step_s)
+        num_steps, (call_s, between) = _MORE, fastest(size_px, _MORE)
+        while not between:
+            num_steps, half_s = 2 * num_steps, call_s
+            call_s, _ = fastest(size_px, num_steps)
+            if call_s - half_s > _TELLING * call_s or num_steps >= _MOST:
+                between = [2 * (call_s - half_s) / num_steps]
+        step_s = max(min(between), _LEAST_SHARE * call_s / num_steps)
+        return step_s, max(0.0, call_s - num_steps * step_s)
 
     step_s, rest_s = step_and_rest_s(size)
     seen_px = sum(one.shape[0] * one.shape[1] for one in sent.references)
