@@ -167,9 +167,12 @@ def test_the_first_calls_price_pixels_and_steps(callback: Any, pixart: CalledPip
     cost = measured_cost(with_callback(pixart, callback), time.monotonic)
     unguided = wanted("a", num_steps=40, guidance_scale=1.0)
     work = work_of([unguided.view(arrival_s=0.0, deadline_s=1.0, steps_done=0)])
-    began_s = time.monotonic()
-    pixart.make(unguided, lambda: None)
-    took_s = time.monotonic() - began_s
+    calls_s = []
+    for _ in range(3):
+        began_s = time.monotonic()
+        pixart.make(unguided, lambda: None)
+        calls_s.append(time.monotonic() - began_s)
+    took_s = min(calls_s)
     assert cost.per_megapixel_s > 0
     # whatever else the machine does
     assert 0.05 < 40 * step_s(cost, work) / took_s < 5
