@@ -52,10 +52,11 @@ test-slice: $(INSTALLED) ## run a tenth of the slow tests (SLICE=number), for MI
 	cd $(ROOT) && $(BIN)/python -m pytest --slow-slice $(SLICE)/10 --end-after $(MINUTES) \
 		--hypothesis-profile thorough --timeout 600 $(PYTEST_ARGS) $(ARGS)
 
-check: $(INSTALLED) ## formatting, lint, types, architecture
+check: $(INSTALLED) ## formatting, lint, types (of the page too, where npm is), architecture
 	cd $(ROOT) && $(BIN)/ruff format --check .
 	cd $(ROOT) && $(BIN)/ruff check .
 	cd $(ROOT) && $(BIN)/mypy
+	$(ROOT)/tests/page/check
 	cd $(ROOT) && $(BIN)/python -m pytest -q tests/test_architecture.py
 
 format: $(INSTALLED) ## format and apply safe lint fixes

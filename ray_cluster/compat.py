@@ -65,6 +65,16 @@ def rename_old_weights(model: Any, stored: dict[str, Tensor]) -> None:
     model._fix_state_dict_keys_on_load(stored)
 
 
+def has_original_names(model: Any, stored: Collection[str]) -> bool:
+    """Whether weights have the names of their model's authors in place of diffusers'."""
+    from diffusers.loaders import single_file_model
+
+    own = dict.fromkeys(model.state_dict())
+    return bool(
+        single_file_model._should_convert_state_dict_to_diffusers(own, dict.fromkeys(stored))
+    )
+
+
 def float32_modules(kind: Any, *, is_strict: bool = False) -> frozenset[str]:
     """Return the modules that a class of diffusers or transformers keeps in float32.
 
@@ -79,3 +89,21 @@ def float32_modules(kind: Any, *, is_strict: bool = False) -> frozenset[str]:
 def is_offloaded(layer: nn.Module) -> bool:
     """Whether accelerate brings a layer's weights to its device when it is called."""
     return hasattr(layer, "_hf_hook")
+
+
+def images_and_text(processor: str, images: Any, tokenizer: Any) -> Any:
+    """Return a transformers processor of images and text that has no processor of videos.
+
+    Only torchvision has one, which does not stand beside torch for CPUs.
+
+    Args:
+        processor: name of its class.
+        images: its processor of images.
+    """
+    import transformers
+
+    class WithoutVideos(getattr(transformers, processor)):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, _name: str, value: Any) -> type:
+            return type(value)
+
+    return WithoutVideos(images, tokenizer, None)

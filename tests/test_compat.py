@@ -6,13 +6,15 @@ import diffusers
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from PIL import Image
 from ray._private import services
 from ray.experimental import internal_kv
 from ray.serve._private import constants
 from torch import nn
-from transformers import T5EncoderModel
+from transformers import Qwen2VLImageProcessorPil, Qwen2VLProcessor, T5EncoderModel
 
 from ray_cluster import compat
+from tests.engine.random_pipelines import VISION, build_tokenizer
 
 
 def test_rays_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -34,6 +36,18 @@ def test_what_is_called_in_a_running_ray_has_the_arguments_it_is_called_with() -
     inspect.signature(internal_kv._internal_kv_get).bind("name")
     assert constants.SERVE_CONTROLLER_NAME
     assert constants.SERVE_NAMESPACE
+
+
+def test_names_of_a_models_authors_are_told_from_diffusers() -> None:
+    model = UNet2DConditionModel(
+        block_out_channels=(8,),
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D",),
+        up_block_types=("UpBlock2D",),
+    )
+    own = model.state_dict()
+    assert not compat.has_original_names(model, own)
+    assert compat.has_original_names(model, [f"model.{name}" for name in own])
 
 
 def test_pipelines_say_which_components_loras_change() -> None:
@@ -69,3 +83,14 @@ def test_an_offloaded_layer_is_known() -> None:
     assert not compat.is_offloaded(layer)
     add_hook_to_module(layer, AlignDevicesHook(execution_device="cpu"))
     assert compat.is_offloaded(layer)
+
+
+def test_a_processor_does_without_videos() -> None:
+    tokenizer = build_tokenizer(VISION)
+    made = compat.images_and_text("Qwen2VLProcessor", Qwen2VLImageProcessorPil(), tokenizer)
+    assert isinstance(made, Qwen2VLProcessor)
+    text = "a<|vision_start|><|image_pad|><|vision_end|>"
+    found = made(text=[text], images=[Image.new("RGB", (56, 112))], return_tensors="pt")
+    assert found["image_grid_thw"].tolist() == [[1, 8, 4]]
+    # a token for each four patches
+    assert (found["input_ids"] == made.image_token_id).sum() == 8

@@ -17,6 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 LINKED = ("policies", "kernels", "deployments")
 DATA_SUFFIXES = {".yaml", ".safetensors", ".json", ".txt", ".md", ".png", ".jpg"}
+PAGE_SUFFIXES = {".html", ".css", ".js", ".svg"}
 
 # these share the archives, which only one xdist worker should make
 in_one_worker = pytest.mark.xdist_group("packaging")
@@ -44,8 +45,9 @@ def expected_members() -> set[str]:
         if top not in ("ray_cluster", *LINKED) or (ROOT / path).is_symlink():
             continue
         data = path.parts[1] == "configs" or "weights" in path.parts
+        page = path.parts[1] == "page" and path.suffix in PAGE_SUFFIXES
         code = path.suffix == ".py" or path.name == "py.typed"
-        if code or (data and path.suffix in DATA_SUFFIXES):
+        if code or page or (data and path.suffix in DATA_SUFFIXES):
             members.add((Path("ray_cluster") / path if top in LINKED else path).as_posix())
     return members
 

@@ -41,6 +41,7 @@ from ray_cluster.api.routes.jobs import JobCreator, JobsEndpoint
 from ray_cluster.api.routes.loras import LorasEndpoint
 from ray_cluster.api.routes.models import ModelsEndpoint
 from ray_cluster.api.routes.openapi import describe_by_settings
+from ray_cluster.api.routes.page import PageEndpoint
 from ray_cluster.api.routes.plan import PlanEndpoint
 from ray_cluster.api.routes.table import Endpoints, add_routes
 from ray_cluster.api.settings import CurrentSettings, SettingsFeed
@@ -125,6 +126,7 @@ def create_app(
         jobs=JobsEndpoint(client, reader, creator, settings, slots, clock),
         plan=PlanEndpoint(client, clock),
         cell=CellEndpoint(client, settings, slots, clock),
+        page=PageEndpoint(settings),
     )
     add_routes(app, endpoints, settings)
     describe_by_settings(app, settings)

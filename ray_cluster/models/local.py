@@ -16,7 +16,8 @@ from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.models.cascade_curves import CALIBRATION, DEFERRAL, load_curves
-from ray_cluster.models.single_files import is_single_file
+from ray_cluster.models.checkpoints.folders import checkpoint_folder
+from ray_cluster.models.checkpoints.names import is_single_file
 from ray_cluster.models.weight_files import INDEX
 from ray_cluster.policies.steps.reuse import num_outer_blocks
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, EngineKind, SamplerName, noise_samplers
@@ -30,7 +31,7 @@ _TRAINED_PX = 1024 * 1024
 # what diffusers' pipeline takes where the UNet does not say
 _SDXL_SAMPLE_SIZE = 128
 # what diffusers and transformers read of a folder
-_READ = {".json", ".txt", ".model", ".safetensors", ".bin"}
+_READ = {".json", ".txt", ".model", ".safetensors", ".gguf", ".bin"}
 _BESIDE = {CALIBRATION, DEFERRAL, "training.json", "evaluation.json"}
 _NUM_THREADS = 4
 
@@ -74,8 +75,8 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
     """Return what a pool's model can do, as far as its files say.
 
     Returns:
-        None where its files cannot be read: it is not downloaded, or is elsewhere, is damaged, or
-        is no folder; or where only its pipeline can tell.
+        None where its files cannot be read: it is not downloaded, or is elsewhere, or is damaged;
+        or where only its pipeline can tell.
 
     Raises:
         ConfigError: there cannot be a model of that name, or the pool's sizes or its sampler do
@@ -83,7 +84,11 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
     """
     folder = builtin_folder(pool.model) or Path(pool.model).expanduser()
     if is_single_file(pool.model):
-        return None
+        try:
+            folder = checkpoint_folder(pool.model, pool.prediction)
+        except ConfigError:
+            # said where files are checked
+            return None
     if "/" not in pool.model and not folder.is_dir():
         raise no_such_model(pool.model)
     if _is_called(pool, folder):
@@ -121,6 +126,9 @@ def engine_of(pool: PoolConfig, pipeline: str) -> EngineKind:
     """
     is_covered = pipeline in FAMILY_BY_PIPELINE
     if pool.engine == "steps" or (pool.engine == "auto" and is_covered):
+        if pool.max_references is not None:
+            what = "cannot be set: its model is run step by step; leave it out"
+            raise ConfigError(f"pool {pool.name}: max_references {what}")
         return "steps"
     if given := pool.only_of_steps:
         raise ConfigError(
@@ -331,9 +339,12 @@ def _read(folder: Path) -> list[Path]:
 
 def _digest(folder: Path, paths: Sequence[Path]) -> str:
     with ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="digest") as threads:
-        digests = list(threads.map(_file_digest, paths))
+        # the components of a checkpoint in one file link to it
+        files = list(dict.fromkeys(path.resolve() for path in paths))
+        digest_of = dict(zip(files, threads.map(_file_digest, files), strict=True))
     whole = hashlib.sha256()
-    for path, digest in zip(paths, digests, strict=True):
+    for path in paths:
+        digest = digest_of[path.resolve()]
         whole.update(f"{path.relative_to(folder).as_posix()}\0{digest}\0".encode())
     return whole.hexdigest()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ray_cluster.errors import ConfigError, ModelUnsupported
+from ray_cluster.models.checkpoints.gguf_files import gguf_tensors
 from ray_cluster.models.json_files import INCOMPLETE, check_head, head_of, read_object, unreadable
 
 INDEX = "model_index.json"
@@ -24,6 +25,18 @@ T5_OF_SD3 = ("text_encoder_3", "tokenizer_3")
 # variants are chosen in this order, others by name
 _VARIANTS = ("fp16", "bf16", "fp32")
 _LIBRARIES = ("diffusers", "transformers")
+# where a checkpoint in one file has its parts: the names of their tensors begin so
+UNET, VAE = "model.diffusion_model.", "first_stage_model."
+CLIP = ("cond_stage_model.transformer.", "conditioner.embedders.0.transformer.")
+OPEN_CLIP, OPEN_CLIP_2 = "cond_stage_model.model.", "conditioner.embedders.1.model."
+_PREFIXES: Mapping[str, tuple[str, ...]] = {
+    "unet": (UNET,),
+    "vae": (VAE,),
+    "text_encoder": (*CLIP, OPEN_CLIP),
+    "text_encoder_2": (OPEN_CLIP_2,),
+}
+# the link to it in the folders of components whose weights it has
+CHECKPOINT = "checkpoint"
 _LENGTH_BYTES = 8
 _SHOWN = 5
 _HASHED = (".json", ".safetensors")
@@ -43,8 +56,13 @@ class Component:
 
     @property
     def has_weights(self) -> bool:
-        """Whether it is a model, not a tokenizer or a scheduler."""
-        return not self.name.startswith(("tokenizer", "scheduler"))
+        """Whether it is a model, not a tokenizer, a scheduler or a processor of pictures."""
+        return not (self.name.startswith(("tokenizer", "scheduler")) or self.is_processor)
+
+    @property
+    def is_processor(self) -> bool:
+        """Whether it makes pictures and texts what an encoder reads."""
+        return self.name.endswith("processor")
 
     def weight_patterns(self, names: Collection[str]) -> Iterator[str]:
         """Yield patterns of its weights' names in a repository with files of these names."""
@@ -66,24 +84,40 @@ class WeightFiles:
     Attributes:
         variant: in their names, such as ``fp16``; None for files without.
         is_sharded: whether an index lists them.
+        part: the component's folder where they are a link to a checkpoint that has its own names.
     """
 
     paths: tuple[Path, ...]
     variant: str | None
     is_sharded: bool
+    part: Path | None = None
 
     @property
     def is_pickled(self) -> bool:
         """Whether they are in torch's older format, which has no header."""
-        return self.paths[0].suffix != ".safetensors"
+        return self.paths[0].suffix not in {".safetensors", ".gguf"}
+
+    @property
+    def is_gguf(self) -> bool:
+        """Whether weights are quantised, in a format that torch does not know."""
+        return self.paths[0].suffix == ".gguf"
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Return the shapes of all tensors of safetensors files by name.
+        """Return the shapes of all tensors of files with a header by name.
 
         Raises:
             ConfigError: a file is damaged, cut or something else.
+            ModelUnsupported: see :func:`ray_cluster.models.checkpoints.gguf_files.gguf_tensors`.
         """
-        return {name: shape for path in self.paths for name, shape in header_shapes(path).items()}
+        if self.is_gguf:
+            return {name: one.shape for name, one in gguf_tensors(self.paths[0]).items()}
+        found = {name: one for path in self.paths for name, one in header_shapes(path).items()}
+        return {name: one for name, one in found.items() if name.startswith(self.prefixes)}
+
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """How the names of its tensors begin."""
+        return ("",) if self.part is None else _PREFIXES.get(self.part.name, ("",))
 
 
 def components(folder: Path) -> tuple[Component, ...]:
@@ -120,9 +154,10 @@ def check_files(folder: Path) -> None:
         place = folder / component.name
         if not place.is_dir():
             raise ConfigError(f"{folder} has no folder {component.name}: {INCOMPLETE}")
-        if component.name.startswith("tokenizer"):
+        if component.name.startswith("tokenizer") or component.is_processor:
             # the one that is read here too; the others are their library's
-            read_object(place / "tokenizer_config.json")
+            if not component.is_processor:
+                read_object(place / "tokenizer_config.json")
             for path in sorted(place.iterdir()):
                 if path.suffix in {".json", ".txt", ".model"}:
                     head_of(path)
@@ -130,7 +165,8 @@ def check_files(folder: Path) -> None:
             read_object(place / "config.json")
             found = weight_files(folder, component)
             for path in found.paths:
-                head_of(path) if found.is_pickled else header_shapes(path)
+                read_head = head_of if found.is_pickled else header_shapes
+                (gguf_tensors if found.is_gguf else read_head)(path)
         else:
             read_object(place / "scheduler_config.json")
 
@@ -151,6 +187,8 @@ def weight_files(folder: Path, component: Component) -> WeightFiles:
     """
     place = folder / component.name
     names = {path.name for path in place.iterdir()} if place.is_dir() else set()
+    if links := [name for name in names if Path(name).stem == CHECKPOINT]:
+        return WeightFiles((place / links[0],), None, is_sharded=False, part=place)
     found = choose(names, component.library)
     if found is None:
         wanted = f"{_stems(component.library)[0]}.safetensors"
@@ -231,6 +269,23 @@ def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     """Return the shapes of the tensors of a safetensors file by name.
 
     Raises:
+        ConfigError: see :func:`read_header`.
+    """
+    return read_header(path).shapes
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What a safetensors file says of itself: its tensors' shapes, and words beside them."""
+
+    shapes: dict[str, tuple[int, ...]]
+    metadata: Mapping[str, str]
+
+
+def read_header(path: Path) -> Header:
+    """Return the header of a safetensors file.
+
+    Raises:
         ConfigError: it is damaged, shorter or longer than its header says, or something else.
     """
     try:
@@ -247,7 +302,7 @@ def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
         raise ConfigError(f"{path} is no safetensors file, or ends in its header: {INCOMPLETE}")
     try:
         entries = json.loads(header)
-        entries.pop("__metadata__", None)
+        metadata = dict(entries.pop("__metadata__", None) or {})
         tensors = {name: _Entry.of(entry) for name, entry in entries.items()}
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
@@ -257,7 +312,7 @@ def header_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     end = _LENGTH_BYTES + length + max((one.end for one in tensors.values()), default=0)
     if size != end:
         raise ConfigError(f"{path} has {size} bytes, but its header says {end}: {INCOMPLETE}")
-    return {name: one.shape for name, one in tensors.items()}
+    return Header({name: one.shape for name, one in tensors.items()}, metadata)
 
 
 @dataclass(frozen=True, slots=True)

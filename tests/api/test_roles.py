@@ -35,6 +35,8 @@ CALLS = {
     "GET /healthz": PUBLIC,
     "GET /readyz": PUBLIC,
     "GET /metrics": PUBLIC,
+    "GET /": PUBLIC,
+    "GET /page/{name:path}": PUBLIC,
     "GET /docs": PUBLIC,
     "GET /docs/oauth2-redirect": PUBLIC,
     "GET /openapi.json": PUBLIC,

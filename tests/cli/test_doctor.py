@@ -15,6 +15,7 @@ import yaml
 from benchmarks.gpu.families import published
 from benchmarks.gpu.folders import save_whole
 from ray_cluster.cli.checks import Finding
+from ray_cluster.cli.checks.cards import check_cards
 from ray_cluster.cli.checks.machine import check_gpus, check_machine, check_processor
 from ray_cluster.cli.checks.service import check_service
 from ray_cluster.cli.checks.software import check_software
@@ -254,6 +255,28 @@ def test_what_flux_takes_of_a_named_gpu_is_known_without_it(
     if gib == 24:
         # what is offloaded is counted where it goes
         assert "flux 31." in by_subject["memory of all replicas"]["found"]
+
+
+def test_a_pool_shows_the_best_way_on_each_usual_gpu(
+    tiny_config: Path, full_size: dict[str, Path]
+) -> None:
+    def lines(**changes: Any) -> list[str]:
+        pool = PoolConfig(**pool_on_gpu(full_size, "flux", **changes))
+        found = check_cards(pool)
+        assert (found.subject, found.level) == ("pool flux, a GPU each", "ok")
+        return found.found.split("\n")
+
+    found = lines()
+    assert [line.partition(": ")[0] for line in found] == [
+        *("8 GiB", "12 GiB", "16 to 24 GiB", "48 GiB", "80 GiB")
+    ]
+    assert "all weights offloaded, 31.1 GiB copied in each step; batches of 3 of" in found[0]
+    assert found[-1].startswith("80 GiB: whole; batches of 8 of 1024x1024")
+    never = lines(offload="never")
+    assert never[0] == "8 to 24 GiB: no room for one image of the largest size; lower max_px"
+    turns, whole = lines(engine="diffusers", defaults={"size": "1024x1024"})
+    assert turns.startswith("8 to 24 GiB: models take turns, 31.4 GiB of weights copied for each")
+    assert whole == "48 to 80 GiB: whole, 31.4 GiB of weights and what an image takes"
 
 
 def test_a_group_keeps_its_transformer_on_its_gpus(

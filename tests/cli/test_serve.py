@@ -104,7 +104,7 @@ def test_pools_that_cannot_be_served_are_left_out_before_anything_is_downloaded(
     # each on its own: a service with a third pool would run
     assert "pool lone: not served" in answer.stderr
     assert "pool far: not served" in answer.stderr
-    assert "is a single file; a folder in diffusers' layout is needed" in answer.stderr
+    assert "lone.safetensors is empty" in answer.stderr
     assert "far: a replica needs 2 GPU(s)" in answer.stderr
     assert "finds 0 on this machine: set device: cpu" in answer.stderr
     assert "cannot be downloaded" not in answer.stderr

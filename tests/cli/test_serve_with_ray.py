@@ -140,7 +140,9 @@ def test_serve_makes_images_and_stops_cleanly(
     weights = broken / "unet" / "diffusion_pytorch_model.safetensors"
     weights.write_text("version https://git-lfs.github.com/spec/v1\n")
     content["pools"].append(content["pools"][0] | {"name": "broken", "model": str(broken)})
-    content["pools"].append({"name": "lone", "model": str(weights)})
+    lone = tmp_path / "lone.ckpt"
+    lone.write_bytes(b"pickled")
+    content["pools"].append({"name": "lone", "model": str(lone)})
     tiny_config.write_text(yaml.safe_dump(content))
     url = f"http://127.0.0.1:{content['http']['port']}"
     served = Served(tiny_config, tmp_path)
@@ -157,7 +159,7 @@ def test_serve_makes_images_and_stops_cleanly(
         _check_report(served.out, url, tmp_path)
         [warning, other] = [line for line in served.err.splitlines() if "NOT SERVED" in line]
         assert "pool lone is NOT SERVED" in other
-        assert "is a single file" in other
+        assert "is a file in an older format" in other
         assert "pool broken is NOT SERVED" in warning
         assert f"{weights} is a Git LFS pointer" in warning
         assert served.err.count("Git LFS pointer") == 1

@@ -1,202 +1,207 @@
-"""Copies of rows: as good as the rows themselves, made at the right steps, and no burden."""
+"""A checkpoint in one file is served as the folder that it was made from."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from typing import Any
+import shutil
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
-from ray_cluster.engine.stages.building import build_runner
-from ray_cluster.engine.step.state import RequestState
-from ray_cluster.requests import SAMPLER_NAMES
-from tests.engine.conftest import Zoo
+from ray_cluster.config.loading import ClusterConfig
+from ray_cluster.config.sections.pools import PoolConfig
+from ray_cluster.engine.files.folders import check_local_files, resolve_folder
+from ray_cluster.engine.models.loading import LoadedModel, inspect_model
+from ray_cluster.engine.models.whole_models import load_models
+from ray_cluster.engine.pipelines.loading import load_pipeline
+from ray_cluster.errors import ConfigError, RayClusterError
+from ray_cluster.models.local import local_model, model_digest
+from tests.engine.checkpoints import KINDS, Kind, rewritten, save_kind
 from tests.engine.harness import (
+    RUN_TOLERANCE,
     difference,
-    drive,
-    engine_of,
+    load,
     pixel_difference,
     pool,
     request,
     run_alone,
-    start,
 )
-from tests.engine.staged import Events, Running, StagedModel, until
 
-REQUESTS = [
-    request(f"r{i}", sampler=SAMPLER_NAMES[i % 5], seed=i, num_steps=4 + i) for i in range(5)
-]
-BY_ID = {one.request_id: one for one in REQUESTS}
+Change = Callable[[dict[str, Tensor]], None]
+# the others are slow
+_QUICK = {"sd15-fp8"}
 
 
-@pytest.mark.parametrize(
-    ("name", "sampler"), [*(("sd", one) for one in SAMPLER_NAMES), ("sdxl", "dpmpp_2m")]
-)
-def test_a_copy_goes_on_elsewhere_and_the_row_goes_on_here(
-    zoo: Zoo, name: str, sampler: str
-) -> None:
-    model = zoo.model(name)
-    one = request(sampler=sampler, num_steps=5, negative_prompt="blue")
-    expected = run_alone(model, one)
-    engine = engine_of(model)
-    engine.add(row := start(model, one))
-    copies, exported = [], []
-    with torch.inference_mode():
-        while len(engine):
-            copies.append(engine.copy_state("a"))
-            exported.append(row.to_bytes())
-            engine.step()
-    assert difference(row.latents, expected) == 0.0
-    # nothing that the row did later has changed its copies
-    assert [copy.to_bytes() for copy in copies] == exported
-    for steps_done, data in enumerate(exported):
-        state = RequestState.from_bytes(data, device="cpu", arrival_s=0.0, deadline_s=1e9)
-        assert (state.step_index, state.unstored_steps) == (steps_done, 0)
-        for one_way in (state, copies[steps_done]):
-            run = drive(engine_of(model), {0: [one_way]})
-            assert difference(run.latents("a"), expected) == 0.0
-
-
-def test_only_a_row_that_is_held_can_be_copied(zoo: Zoo) -> None:
-    with pytest.raises(KeyError):
-        engine_of(zoo.model("sd")).copy_state("nobody")
-
-
-# --- by a runner ---
-
-
-class Sink:
-    """Takes note of what it is given, and keeps nothing.
-
-    Attributes:
-        cost_s: set by the first probe.
-    """
-
-    def __init__(self) -> None:
-        self.cost_s: float | None = None
-        self.busy: set[str] = set()
-        self.kept: list[tuple[RequestState, Callable[[], bool]]] = []
-        self.num_probes = 0
-
-    def is_busy(self, request_id: str) -> bool:
-        return request_id in self.busy
-
-    def probe(self, _state: RequestState) -> None:
-        self.num_probes += 1
-        self.cost_s = 1.0
-
-    def keep(self, state: RequestState, is_wanted: Callable[[], bool]) -> None:
-        self.kept.append((state, is_wanted))
-
-    def steps_of(self, request_id: str) -> list[int]:
-        return [one.step_index for one, _ in self.kept if one.request.request_id == request_id]
-
-
-class Exporting(Running):
-    """A runner that exports to a sink every so many steps."""
-
-    def __init__(self, model: Any, sink: Sink, interval: Callable[..., int | None]) -> None:
-        self.events = Events()
-        self.runner = build_runner(
-            model,
-            pool("unused"),
-            clock=time.monotonic,
-            sink=sink,
-            interval=interval,
-        )
+@pytest.fixture(autouse=True)
+def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    home = tmp_path_factory.mktemp("home")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(home))
 
 
 @pytest.fixture(scope="module")
-def staged(zoo: Zoo) -> StagedModel:
-    return StagedModel(zoo.model("sd"), REQUESTS)
+def plain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return save_kind(tmp_path_factory.mktemp("sd15"), KINDS["sd15"])
 
 
-@pytest.fixture
-def model(staged: StagedModel) -> Iterator[StagedModel]:
-    yield from staged.lent()
+@pytest.mark.parametrize(
+    "name",
+    [one if one in _QUICK else pytest.param(one, marks=pytest.mark.slow) for one in KINDS],
+)
+def test_a_checkpoint_makes_the_images_of_its_folder(tmp_path: Path, name: str) -> None:
+    kind = KINDS[name]
+    folder, file = save_kind(tmp_path, kind)
+    made = resolve_folder(*pool(file, **kind.pool).files)
+    for part, model in load_models(folder, torch.float32).items():
+        [other] = load_models(made, torch.float32, only={part}).values()
+        _check_equal(model, other)
+    # nothing of the file's own size is left out, nor what it predicts
+    settings = {"defaults": {"size": "64x64"}, **kind.pool}
+    one, other = load(pool(folder, **settings)), load(pool(file, **settings))
+    assert one.profile.default_sampler == other.profile.default_sampler
+    assert one.profile.max_px == other.profile.max_px
+    if kind.inpaints:
+        assert one.profile.edits == other.profile.edits == "masked"
+    else:
+        _check_images(one, other)
 
 
-def test_every_row_is_exported_every_so_many_steps_and_a_short_one_never(
-    model: StagedModel,
+def _check_equal(one: nn.Module, other: nn.Module) -> None:
+    left, right = one.state_dict(), other.state_dict()
+    assert left.keys() == right.keys()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert one.training == other.training
+
+
+def _check_images(one: LoadedModel, other: LoadedModel) -> None:
+    call = request(num_steps=3, sampler=one.profile.default_sampler, negative_prompt="a cat")
+    left, right = run_alone(one, call), run_alone(other, call)
+    # weights lie at other addresses, where kernels sum in another order
+    assert difference(left, right) <= RUN_TOLERANCE
+    with torch.inference_mode():
+        pixels = [model.decoder.decode([left])[0] for model in (one, other)]
+    assert pixel_difference(*pixels) == 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_called_as_its_folder_is(plain: tuple[Path, Path]) -> None:
+    settings = {"engine": "diffusers", "defaults": {"size": "64x64"}}
+    one, other = (load_pipeline(pool(path, **settings)) for path in plain)
+    call = request(num_steps=3, sampler="pndm")
+    images = [model.make(call, lambda: None) for model in (one, other)]
+    assert pixel_difference(*images) == 0
+    assert images[0].std() > 1
+
+
+def test_the_usual_size_is_that_of_its_kind(tmp_path: Path, plain: tuple[Path, Path]) -> None:
+    found = local_model(PoolConfig(name="m", model=str(plain[1])))
+    assert found is not None
+    assert (found.sizes.default_width_px, found.sizes.multiple_px) == (512, 8)
+
+
+def test_the_digest_is_of_the_file_wherever_it_lies_and_of_every_byte(
+    tmp_path: Path, plain: tuple[Path, Path]
 ) -> None:
-    sink, pixels = Sink(), model.pixels()
-    short = request("short", num_steps=3)
-    with Exporting(model.loaded, sink, lambda *_: 3) as running:
-        running.submit(*REQUESTS, short)
-        for key in BY_ID:
-            assert pixel_difference(running.events.pixels_of(key), pixels[key]) <= 1
-        running.events.end_of("short")
-    assert sink.num_probes == 1
-    assert sink.steps_of("short") == []
-    for key, one in BY_ID.items():
-        # nothing is left to go on with after the last step
-        assert sink.steps_of(key) == list(range(3, one.num_steps, 3))
-    # nobody wants the states of requests that are through
-    assert not any(is_wanted() for _, is_wanted in sink.kept)
+    before = model_digest(resolve_folder(str(plain[1])))
+    copy = Path(shutil.copy(plain[1], tmp_path / "other-name.safetensors"))
+    assert model_digest(resolve_folder(str(copy))) == before
+    data = copy.read_bytes()
+    copy.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    assert model_digest(resolve_folder(str(copy))) != before
 
 
-def test_a_row_is_not_exported_again_before_its_last_copy_is_kept(model: StagedModel) -> None:
-    sink = Sink()
-    sink.busy.add("r4")
-    with Exporting(model.loaded, sink, lambda *_: 2) as running:
-        running.submit(BY_ID["r3"], BY_ID["r4"])
-        running.events.end_of("r3")
-        running.events.end_of("r4")
-    assert sink.steps_of("r4") == []
-    assert sink.steps_of("r3") == [2, 4, 6]
+def _without(part: str) -> Change:
+    def change(tensors: dict[str, Tensor]) -> None:
+        for name in [name for name in tensors if name.startswith(part)]:
+            del tensors[name]
+
+    return change
 
 
-def test_the_policy_is_asked_with_what_was_measured(model: StagedModel) -> None:
-    asked: list[tuple[float, float]] = []
-
-    def never(row_step_s: float, export_s: float) -> None:
-        asked.append((row_step_s, export_s))
-
-    sink = Sink()
-    model.before.append(lambda stage, _ids: time.sleep(0.02) if stage == "denoise" else None)
-    with Exporting(model.loaded, sink, never) as running:
-        gate = model.gate("denoise", "r4")
-        running.submit(BY_ID["r4"], BY_ID["r3"])
-        gate.await_reached()
-        until(lambda: all(running.runner._live.get(key) for key in ("r3", "r4")))
-        gate.open()
-        running.events.end_of("r4")
-    assert asked
-    assert sink.kept == []
-    for row_step_s, export_s in asked:
-        assert row_step_s >= 0.01
-        # what the sink said, and a copy in the step thread
-        assert export_s > 1.0
+def _with(name: str, *shape: int) -> Change:
+    return lambda tensors: tensors.update({name: torch.zeros(shape)})
 
 
-def test_an_aborted_row_is_not_wanted_and_one_in_flight_is(model: StagedModel) -> None:
-    sink = Sink()
-    gate = model.gate("denoise", "r4", call=4)
-    with Exporting(model.loaded, sink, lambda *_: 2) as running:
-        running.submit(BY_ID["r4"])
-        gate.await_reached()
-        ((_, is_wanted),) = [pair for pair in sink.kept if pair[0].step_index == 4]
-        assert is_wanted()
-        running.runner.abort("r4")
-        assert not is_wanted()
-        gate.open()
-        until(lambda: len(running.runner._engine) == 0)
-    assert sink.steps_of("r4") == [2, 4]
-
-
-def test_a_copy_that_fails_costs_only_itself(
-    model: StagedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (_without("first_stage_model."), "has no autoencoder"),
+        (_without("cond_stage_model."), "has no text encoder"),
+        (_without("model.diffusion_model."), "has no UNet"),
+        (_without("model.diffusion_model.input_blocks.0"), "input_blocks.0.0.weight"),
+        (_without("model.diffusion_model.middle_block.1.proj_in"), "middle_block.1.proj_in.weight"),
+        (_without("model.diffusion_model.output_blocks.3.0.in_layers"), "resnets.0.conv1"),
+        (_without("first_stage_model.decoder.up.1"), "would be filled with random numbers"),
+        (_without("cond_stage_model.transformer.text_model.final"), "final_layer_norm"),
+        (_with("model.diffusion_model.input_blocks.0.0.weight", 64, 8, 3, 3), "for 8 channels"),
+        (_with("model.diffusion_model.time_embed.0.weight", 3, 3), "other shapes"),
+        (_with("model.diffusion_model.double_blocks.0.x", 1), "FLUX: give a folder"),
+        (_with("control_model.x", 1), "is a ControlNet"),
+        (_with("lora_unet_x.alpha", 1), "is a LoRA"),
+        (_with("scaled_fp8", 1), "ComfyUI's scaled fp8"),
+        (_with("edm_mean", 1), "EDM schedule"),
+        (
+            _with(
+                "cond_stage_model.transformer.text_model.embeddings.token_embedding.weight", 9, 64
+            ),
+            "for 9 tokens, and CLIP's has 49408",
+        ),
+    ],
+)
+def test_what_is_no_whole_checkpoint_is_refused_by_its_header(
+    plain: tuple[Path, Path], change: Change, said: str
 ) -> None:
-    sink = Sink()
+    changed = rewritten(plain[1], change)
+    with pytest.raises(ConfigError) as error:
+        inspect_model(pool(changed, defaults={"size": "64x64"}))
+    assert said in str(error.value)
+    assert changed.name in str(error.value)
 
-    def fail(_state: RequestState) -> None:
-        raise torch.OutOfMemoryError("no room for a copy")
 
-    monkeypatch.setattr(RequestState, "copy", fail)
-    with Exporting(model.loaded, sink, lambda *_: 1) as running:
-        running.submit(BY_ID["r1"])
-        running.events.pixels_of("r1")
-    assert "no room for a copy" in caplog.text
-    assert sink.kept == []
+def test_a_refiner_and_half_an_sdxl_are_refused(tmp_path: Path) -> None:
+    _, file = save_kind(tmp_path, KINDS["sdxl-fp16"])
+    for part, said in {
+        "conditioner.embedders.1.": "SDXL's refiner",
+        "conditioner.embedders.0.": "only the second of SDXL's text encoders",
+    }.items():
+        with pytest.raises(ConfigError, match=said):
+            resolve_folder(str(rewritten(file, _without(part))))
+
+
+def test_an_sd2_that_does_not_say_what_it_predicts_is_refused(tmp_path: Path) -> None:
+    _, file = save_kind(tmp_path, Kind("sd2"))
+    with pytest.raises(ConfigError, match="set prediction: v_prediction"):
+        inspect_model(pool(file))
+    assert resolve_folder(str(file), "epsilon") != resolve_folder(str(file), "v_prediction")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("cut.safetensors", None, "but its header says"),
+        ("page.safetensors", b"<!doctype html><html>", "is a web page"),
+        ("pointer.safetensors", b"version https://git-lfs.github.com/spec/v1", "Git LFS pointer"),
+        ("noise.safetensors", b"\xff" * 64, "is no safetensors file"),
+        ("empty.safetensors", b"", "is empty"),
+        ("old.ckpt", b"pickled", "older format that can run any code"),
+        ("flux-Q4.gguf", b"GGUF", "give a folder of its kind as model"),
+    ],
+)
+def test_broken_files_are_refused_before_a_service_starts(
+    tmp_path: Path, plain: tuple[Path, Path], name: str, content: bytes | None, said: str
+) -> None:
+    path = tmp_path / name
+    path.write_bytes(plain[1].read_bytes()[:-1] if content is None else content)
+    config = ClusterConfig(pools=(PoolConfig(name="m", model=str(path)),))
+    with pytest.raises(RayClusterError, match=f"pool m: .*{said}"):
+        check_local_files(config)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no such file"):
+        resolve_folder(str(tmp_path / "none.safetensors"))
+    save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors")
+    with pytest.raises(ConfigError, match="has no UNet"):
+        resolve_folder(str(tmp_path / "x.safetensors"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable, Iterator
@@ -16,8 +17,9 @@ from safetensors.torch import load_file, save_file
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.files.folders import component_names
 from ray_cluster.engine.files.weights import component_weights
-from ray_cluster.engine.models.loading import inspect_model, load_model
+from ray_cluster.engine.models.loading import inspect_model
 from ray_cluster.engine.models.whole_models import load_models
+from ray_cluster.engine.pipelines.loading import inspect_pipeline
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.weight_files import components
 from tests.engine.conftest import Zoo
@@ -231,13 +233,53 @@ def test_an_index_of_a_pipeline_that_is_none_is_named(
         inspect_model(pool_of(folder))
 
 
-def test_a_quantised_component_is_refused_by_its_key(copy: Copy) -> None:
+def quantised_by(copy: Copy, method: str) -> Path:
     folder = copy("flux")
     path = folder / "text_encoder_2" / "config.json"
-    content = json.loads(path.read_text()) | {"quantization_config": {"quant_method": "bnb"}}
+    content = json.loads(path.read_text()) | {"quantization_config": {"quant_method": method}}
     path.write_text(json.dumps(content))
-    with pytest.raises(ModelUnsupported, match="text_encoder_2 has quantised weights"):
+    return folder
+
+
+def test_a_quantised_component_is_left_to_diffusers(copy: Copy) -> None:
+    folder = quantised_by(copy, "torchao")
+    with pytest.raises(ModelUnsupported, match=r"text_encoder_2 has quantised weights.*diffusers"):
         inspect_model(pool_of(folder))
+
+
+@pytest.mark.parametrize(
+    ("method", "is_there", "said"),
+    [
+        ("torchao", False, "torchao is not installed: pip install torchao"),
+        ("quanto", False, "optimum-quanto is not installed"),
+        ("bitsandbytes", False, "bitsandbytes is not installed"),
+        ("bitsandbytes", True, "runs on GPUs alone: set device: cuda"),
+        ("gptq", True, "quantised by gptq, which is not covered: auto-round, bitsandbytes, "),
+        ("nunchaku_lite", True, "quantised by nunchaku_lite, which is not covered"),
+    ],
+)
+def test_quantised_components_that_cannot_be_loaded_here_are_refused_by_their_package(
+    copy: Copy, monkeypatch: pytest.MonkeyPatch, method: str, is_there: bool, said: str
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: is_there or None)
+    with pytest.raises(ModelUnsupported, match=f"text_encoder_2 has weights.*{said}"):
+        inspect_pipeline(pool(quantised_by(copy, method), engine="diffusers"))
+
+
+def test_quantised_components_take_what_their_files_do(
+    zoo: Zoo, copy: Copy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: True)
+    folder = quantised_by(copy, "torchao")
+    rewrite(weights_of(folder, "text_encoder_2"), _halve)
+    settings = {"engine": "diffusers", "dtype": "float32", "defaults": {"size": "64x64"}}
+    whole = inspect_pipeline(pool(zoo.folder("flux"), **settings)).weight_bytes
+    found = inspect_pipeline(pool(folder, **settings)).weight_bytes
+    assert 0 < found < whole
+
+
+def _halve(tensors: dict[str, torch.Tensor]) -> None:
+    tensors |= {name: one.half() for name, one in tensors.items()}
 
 
 def save(zoo: Zoo, name: str, folder: Path, **options: Any) -> Path:
@@ -318,35 +360,6 @@ def test_plain_files_are_taken_before_those_of_a_variant(zoo: Zoo, tmp_path: Pat
         wanted = expected.state_dict()
         found = loaded[part].state_dict()
         assert all(torch.equal(wanted[key].float(), found[key]) for key in wanted), part
-
-
-@pytest.mark.parametrize(
-    ("name", "tensor", "pipeline"),
-    [
-        ("sd15.safetensors", "cond_stage_model.x", "StableDiffusionPipeline"),
-        ("xl.safetensors", "conditioner.embedders.0.x", "StableDiffusionXLPipeline"),
-        ("sd3.safetensors", "model.diffusion_model.joint_blocks.0.x", "StableDiffusion3Pipeline"),
-        ("flux.safetensors", "double_blocks.0.x", "FluxPipeline"),
-        ("old.ckpt", None, "StableDiffusionPipeline"),
-    ],
-)
-def test_a_checkpoint_in_one_file_is_refused_with_the_command_that_converts_it(
-    tmp_path: Path, name: str, tensor: str | None, pipeline: str
-) -> None:
-    path = tmp_path / name
-    if tensor is None:
-        path.write_bytes(b"pickled")
-    else:
-        save_file({tensor: torch.zeros(2)}, path)
-    with pytest.raises(ConfigError, match=rf"import {pipeline} as P; P.from_single_file") as error:
-        load_model(pool(path))
-    assert len(str(error.value).splitlines()) == 1
-    assert f"then give '{path.with_suffix('')}'" in str(error.value)
-
-
-def test_a_gguf_file_is_refused() -> None:
-    with pytest.raises(ConfigError, match="GGUF file: quantised weights are not covered"):
-        load_model(pool("flux-Q4.gguf"))
 
 
 def set_keys(path: Path, **changes: Any) -> None:

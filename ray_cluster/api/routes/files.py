@@ -66,7 +66,7 @@ class FilesEndpoint:
         data = await self.read(file_id)
         if data is None:
             raise _not_found(file_id)
-        if _has(request, headers["ETag"]):
+        if has_etag(request, headers["ETag"]):
             return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
         media_type = f"image/{file_id.rpartition('.')[2]}"
         return Response(data, media_type=media_type, headers=headers)
@@ -102,8 +102,8 @@ class FilesEndpoint:
             logger.warning("images that nobody gets are left to the sweep: %s", error)
 
 
-def _has(request: Request, etag: str) -> bool:
-    """Whether the caller has it already; proxies that compress make tags weak ones (W/)."""
+def has_etag(request: Request, etag: str) -> bool:
+    """Return whether the caller has it already; proxies that compress make tags weak ones (W/)."""
     given = ",".join(request.headers.getlist("if-none-match")).split(",")
     return bool({"*", etag} & {one.strip().removeprefix("W/") for one in given})
 

@@ -51,6 +51,7 @@ from ray_cluster.api.routes.openapi import (
     preprocess_body,
     upload_body,
 )
+from ray_cluster.api.routes.page import PageEndpoint
 from ray_cluster.api.routes.plan import PlanEndpoint, PlanResponse
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.config.sections.keys import Role
@@ -91,6 +92,7 @@ class Endpoints:
     jobs: JobsEndpoint
     plan: PlanEndpoint
     cell: CellEndpoint
+    page: PageEndpoint
 
 
 def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) -> None:
@@ -98,6 +100,7 @@ def add_routes(app: FastAPI, endpoints: Endpoints, settings: CurrentSettings) ->
     public = APIRouter()
     guarded = APIRouter(prefix="/v1", dependencies=[Depends(key_guard(settings))])
     _add_public(public, endpoints)
+    _add_page(public, endpoints.page)
     _add_images(guarded, endpoints.images)
     _add_models(guarded, endpoints.models)
     _add_loras(guarded, endpoints.loras)
@@ -158,7 +161,8 @@ def _add(
         options["response_class"] = Response
     if method == "GET" and not path.endswith("/events"):
         # the server leaves the body out
-        router.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False, **options)
+        hidden = {**options, "include_in_schema": False}
+        router.add_api_route(path, endpoint, methods=["HEAD"], **hidden)
     router.add_api_route(
         path, endpoint, methods=[method], summary=summary, responses=responses, **options
     )
@@ -188,6 +192,12 @@ def _add_public(router: APIRouter, endpoints: Endpoints) -> None:
         },
         tags=["images"],
     )
+
+
+def _add_page(router: APIRouter, page: PageEndpoint) -> None:
+    add = partial(_add, router, roles=_NOBODY, include_in_schema=False)
+    add("GET /", page.index, "The page")
+    add("GET /page/{name:path}", page.part, "A file of the page")
 
 
 def _add_images(router: APIRouter, images: ImagesEndpoint) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
 
 from ray_cluster.cli.checks import Finding, ok, problem, warning
+from ray_cluster.cli.checks.cards import check_cards
 from ray_cluster.cli.service.model_plans import PlannedModel, plan_pool
 from ray_cluster.cli.service.ports import port_problem, running_ports, wanted_listeners
 from ray_cluster.cli.service.report import open_service_warnings
@@ -59,6 +61,7 @@ def check_service(config: ClusterConfig, card: Card | None = None) -> Iterator[F
     for pool in config.pools:
         finding, plan = _check_pool(pool, card)
         yield finding
+        yield from _on_cards(pool)
         if plan is not None:
             plans.append((pool, plan))
     yield from map(_check_discriminator, config.discriminators)
@@ -90,6 +93,13 @@ def _check_pool(pool: PoolConfig, card: Card | None) -> tuple[Finding, PlannedMo
     if plan.memory is not None and plan.memory.verdict in {"capped", "offload"}:
         return warning(subject, found, "raise memory_gib, or lower max_px or max_batch"), plan
     return ok(subject, found), plan
+
+
+def _on_cards(pool: PoolConfig) -> Iterator[Finding]:
+    # a model that cannot be read has been reported
+    with suppress(RayClusterError):
+        if (here := _on_this_machine(pool)) is not None:
+            yield check_cards(here)
 
 
 def _cascade(cascade: CascadeConfig) -> Finding:
@@ -139,7 +149,7 @@ def _on_this_machine(pool: PoolConfig) -> PoolConfig | None:
     """
     from huggingface_hub import try_to_load_from_cache
 
-    if local_folder(pool.model) is not None or not is_hub_id(pool.model):
+    if local_folder(*pool.files) is not None or not is_hub_id(pool.model):
         return pool
     index = try_to_load_from_cache(pool.model, INDEX)
     if not isinstance(index, str):

@@ -153,7 +153,7 @@ def _conclude(
     text = yaml.safe_dump({"fidelity": table}, sort_keys=False)
     (folder / "fidelity.yaml").write_text(text, encoding="utf-8")
     if pool.model in BUILTIN_MODELS:
-        shipped = {"weights_sha256": denoiser_hash(resolve_folder(pool.model)), "fidelity": table}
+        shipped = {"weights_sha256": denoiser_hash(resolve_folder(*pool.files)), "fidelity": table}
         name = folder / f"{pool.model}.json"
         name.write_text(json.dumps(shipped, indent=2) + "\n", encoding="utf-8")
     if options.write is None:

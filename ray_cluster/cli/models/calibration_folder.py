@@ -57,7 +57,7 @@ def prompts_in(path: Path) -> tuple[str, ...]:
 def model_words(pool: PoolConfig) -> str:
     """Return what tells a pool's model from others: its name if it is built in, else a digest."""
     is_builtin = pool.model in BUILTIN_MODELS
-    return pool.model if is_builtin else model_digest(resolve_folder(pool.model))
+    return pool.model if is_builtin else model_digest(resolve_folder(*pool.files))
 
 
 def device_words(pool: PoolConfig) -> str:

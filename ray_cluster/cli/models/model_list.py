@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -76,8 +78,10 @@ def fetch_models(console: Console, path: Path) -> None:
     from ray_cluster.engine.scorers.checks import resolve_scorer
 
     config = load_config(path)
-    found = {one.model: resolve_folder for one in config.pools}
-    found |= {one.model: resolve_scorer for one in config.discriminators}
-    found |= {one.model: resolve_controlnet for one in config.controlnets}
+    found: dict[str, Callable[[], Path]] = {
+        one.model: partial(resolve_folder, *one.files) for one in config.pools
+    }
+    found |= {one.model: partial(resolve_scorer, one.model) for one in config.discriminators}
+    found |= {one.model: partial(resolve_controlnet, one.model) for one in config.controlnets}
     for model, resolve in found.items():
-        console.print(f"{model}: {resolve(model)}", markup=False, soft_wrap=True)
+        console.print(f"{model}: {resolve()}", markup=False, soft_wrap=True)

@@ -27,7 +27,6 @@ from ray_cluster.engine.scorers.checks import check_scorer
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.builtin import discriminator_folder
 from ray_cluster.models.local import check_models
-from ray_cluster.models.single_files import check_is_folder
 from ray_cluster.protocol.leases import called_lane, lane_words
 
 _POLL_S = 0.3
@@ -222,10 +221,9 @@ def _check_added(config: ClusterConfig, names: Collection[str]) -> None:
         if pool.name not in names:
             continue
         try:
-            check_is_folder(pool.model)
             # a folder that is not here may be on another machine, if there is one
             must_be_here = config.ray.address is None and not is_hub_id(pool.model)
-            if must_be_here or local_folder(pool.model) is not None:
+            if must_be_here or local_folder(*pool.files) is not None:
                 profile_of(pool)
         except RayClusterError as error:
             raise ConfigError(f"nothing was changed; pool {pool.name}: {error}") from error

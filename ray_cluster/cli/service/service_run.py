@@ -165,7 +165,7 @@ def _checks(config: ClusterConfig) -> dict[str, Callable[[], object]]:
 def _check_pool(pool: PoolConfig) -> None:
     # before anything is downloaded
     check_gpus(pool)
-    check_files(resolve_folder(pool.model))
+    check_files(resolve_folder(*pool.files))
 
 
 def _wait_ready(config: ClusterConfig) -> list[str]:

@@ -47,6 +47,11 @@ class HttpConfig(Section):
         "https://app.example.com; `*` for all",
         json_schema_extra=LIVE,
     )
+    page: bool = Field(
+        True,
+        description="whether `/` shows the page to make images and watch the cell; false: 404",
+        json_schema_extra=LIVE,
+    )
     num_gateways: int = Field(
         1, ge=1, le=64, description="gateway processes, which answer calls", json_schema_extra=COUNT
     )

@@ -158,7 +158,20 @@ class LoraStartConfig(Section):
 class PoolConfig(Hardware, WorkerConfig):
     """Replicas of one model on one kind of device: one Serve application."""
 
-    model: str = Field(description="a built-in model, a folder in diffusers' layout, or a hub id")
+    model: str = Field(
+        description="a built-in model, a folder in diffusers' layout, a hub id, or a "
+        "checkpoint of SD1.5, SD2 or SDXL in one `.safetensors` file"
+    )
+    transformer: str | None = Field(
+        None,
+        description="a `.safetensors` or `.gguf` file that the transformer is taken from, in place "
+        "of the one of the folder in `model`; null takes that",
+    )
+    prediction: Literal["epsilon", "v_prediction"] | None = Field(
+        None,
+        description="what a checkpoint in one file predicts; null takes what the file says, and "
+        "`epsilon` where it says nothing (an SD2 file that says nothing is refused)",
+    )
     served_as: str | None = Field(
         None,
         description="name of the model at the API; pools with the same name share a queue",
@@ -216,6 +229,13 @@ class PoolConfig(Hardware, WorkerConfig):
         ge=8,
         description="longest side; null takes twice the model's own size (`sample_size`), or the "
         "positions that it has if these are fewer",
+    )
+    max_references: int | None = Field(
+        None,
+        ge=0,
+        le=16,
+        description="pictures of an edit at most, where `diffusers` runs a model that looks at "
+        "pictures; null takes what its family is made for",
     )
     max_num_inference_steps: int = Field(
         100, ge=1, description="denoising steps of a call at most", json_schema_extra=CALLS
@@ -306,6 +326,11 @@ class PoolConfig(Hardware, WorkerConfig):
         if self.degrees is not None:
             return tuple(sorted(self.degrees))
         return tuple(2**power for power in range(self.ranks.bit_length()))
+
+    @property
+    def files(self) -> tuple[str, Literal["epsilon", "v_prediction"] | None, str | None]:
+        """What its model is loaded from."""
+        return self.model, self.prediction, self.transformer
 
     @property
     def model_name(self) -> str:

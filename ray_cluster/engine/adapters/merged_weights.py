@@ -50,8 +50,8 @@ class MergedWeights:
         on_exchange: called after weights have taken each other's places.
 
     Raises:
-        ModelUnsupported: a delta is of another kind, or the weight of a layer is not on the device
-            until it is called.
+        ModelUnsupported: a delta is of another kind, or the weight of a layer is quantised, or not
+            on the device until it is called.
     """
 
     def __init__(self, deltas: LayerDeltas, *, unmerged: Collection[nn.Module] = ()) -> None:
@@ -121,6 +121,10 @@ def _checked(layer: nn.Module, delta: object) -> LowRank:
         raise ModelUnsupported(
             f"a {type(delta).__name__} cannot be merged into a {type(layer).__name__}; allowed: "
             "products of low rank"
+        )
+    if isinstance(layer.weight, Tensor) and not layer.weight.is_floating_point():
+        raise ModelUnsupported(
+            "the weights of this model are quantised: nothing is merged into them"
         )
     if is_offloaded(layer):
         raise ModelUnsupported(

@@ -36,7 +36,7 @@ def check_controlnet(given: ControlNetConfig, config: ClusterConfig) -> None:
     """
     own = controlnet_config(resolve_controlnet(given.model))
     for pool in config.pools:
-        if pool.model_name not in given.bases or (folder := local_folder(pool.model)) is None:
+        if pool.model_name not in given.bases or (folder := local_folder(*pool.files)) is None:
             continue
         denoiser = component_config(folder, denoiser_name(folder))
         factor = vae_scale_factor(component_config(folder, "vae"))

@@ -13,21 +13,34 @@ from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.builtin import builtin_folder
+from ray_cluster.models.checkpoints.folders import checkpoint_folder, transformer_folder
+from ray_cluster.models.checkpoints.layouts import Prediction
+from ray_cluster.models.checkpoints.names import is_single_file
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import engine_of, no_such_model
-from ray_cluster.models.single_files import check_is_folder, is_single_file
 from ray_cluster.models.weight_files import INDEX, check_files, components, lacks_weights
 
 
-def resolve_folder(model: str) -> Path:
-    """Return the local folder of a built-in name, a folder or a hub id (downloaded if needed).
+def resolve_folder(
+    model: str, prediction: Prediction | None = None, transformer: str | None = None
+) -> Path:
+    """Return the local folder of a model: a built-in name, a folder, a file, or a hub id.
+
+    What a hub id names is downloaded if needed; a folder is made that stands for a file.
+
+    Args:
+        prediction: see :func:`ray_cluster.models.checkpoints.folders.checkpoint_folder`.
+        transformer: a file that stands for the folder's own transformer.
 
     Raises:
         ConfigError: there is no such model, or it cannot be downloaded.
     """
-    if (folder := local_folder(model)) is not None:
+    if transformer is not None:
+        return transformer_folder(resolve_folder(model), transformer)
+    if (folder := local_folder(model, prediction)) is not None:
         return folder
-    check_is_folder(model)
+    if is_single_file(model):
+        raise ConfigError(f"model {model!r}: there is no such file")
     if not is_hub_id(model):
         raise no_such_model(model)
     try:
@@ -36,12 +49,22 @@ def resolve_folder(model: str) -> Path:
         raise ConfigError(f"model {model!r} cannot be downloaded: {error}") from error
 
 
-def local_folder(model: str) -> Path | None:
-    """Return the folder of a built-in name or a folder of this machine, None for others.
+def local_folder(
+    model: str, prediction: Prediction | None = None, transformer: str | None = None
+) -> Path | None:
+    """Return the folder of a built-in name, a folder or a file of this machine, None for others.
+
+    Args:
+        prediction: as of :func:`resolve_folder`, as is ``transformer``.
 
     Raises:
-        ConfigError: it is a folder of something else.
+        ConfigError: it is a folder or a file of something else.
     """
+    if transformer is not None:
+        base = local_folder(model)
+        return None if base is None else transformer_folder(base, transformer)
+    if is_single_file(model) and Path(model).expanduser().exists():
+        return checkpoint_folder(model, prediction)
     folder = builtin_folder(model) or Path(model).expanduser()
     if not folder.is_dir():
         return None
@@ -85,8 +108,7 @@ def check_local_files(config: ClusterConfig) -> None:
     """
     for pool in config.pools:
         try:
-            check_is_folder(pool.model)
-            if (folder := local_folder(pool.model)) is not None:
+            if (folder := local_folder(*pool.files)) is not None:
                 check_files(folder)
         except RayClusterError as error:
             raise type(error)(f"pool {pool.name}: {error}") from error
@@ -155,4 +177,4 @@ def component_config(folder: Path, component: str) -> dict[str, Any]:
 
 def is_called(pool: PoolConfig) -> bool:
     """Whether a pool's model is run call by call, by diffusers; a hub model is downloaded."""
-    return engine_of(pool, pipeline_name(resolve_folder(pool.model))) == "diffusers"
+    return engine_of(pool, pipeline_name(resolve_folder(*pool.files))) == "diffusers"

@@ -394,6 +394,30 @@ def plan_model_memory(
     )
 
 
+def plan_on_cards(
+    folder: Path,
+    pool: PoolConfig,
+    sizes: Sequence[SizePx],
+    dtype: torch.dtype,
+    cards: Sequence[Card],
+) -> list[MemoryPlan]:
+    """Return how a pool's model would run on each of some GPUs, if it had one to itself.
+
+    Args:
+        pool: of such GPUs.
+    """
+    need = model_need(folder, sizes, dtype, pool.step_batch, torch.device("cuda"))
+    return [
+        plan_memory(
+            need,
+            budget_bytes=_budget_bytes(pool, card),
+            max_batch=pool.step_batch,
+            can_offload=pool.offload == "auto",
+        )
+        for card in cards
+    ]
+
+
 def _budget_bytes(pool: PoolConfig, card: Card | None) -> int:
     """Return the bytes that a replica of the pool may plan with."""
     given = pool.memory_bytes

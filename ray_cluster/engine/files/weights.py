@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from ray_cluster.compat import float32_modules
 from ray_cluster.engine.files.folders import component_config
 from ray_cluster.engine.models.whole_models import component_class, stored_tensors
+from ray_cluster.models.checkpoints.gguf_files import GgufTensor, gguf_tensors
 from ray_cluster.models.weight_files import Component, components, weight_files
 from ray_cluster.policies.costs.number_formats import NumberFormat
 
@@ -79,11 +81,26 @@ def _weights(folder: Path, component: Component, dtype: torch.dtype) -> Componen
         dtype = vae_dtype(component_config(folder, _VAE), dtype)
     kept = kept_in_float32(component_class(folder, component), component.library, dtype)
     bytes_by_layer: dict[str, int] = defaultdict(int)
-    for name, tensor in stored_tensors(weight_files(folder, component)).items():
+    files = weight_files(folder, component)
+    if files.is_gguf:
+        return _quantised(gguf_tensors(files.paths[0]).values(), dtype)
+    for name, tensor in stored_tensors(files).items():
         is_kept = not kept.isdisjoint(name.split("."))
         itemsize = torch.float32.itemsize if is_kept else dtype.itemsize
         bytes_by_layer[name.rpartition(".")[0]] += itemsize * tensor.numel()
     return ComponentWeights(sum(bytes_by_layer.values()), max(bytes_by_layer.values(), default=0))
+
+
+def _quantised(tensors: Collection[GgufTensor], dtype: torch.dtype) -> ComponentWeights:
+    """Return what quantised weights take, with the largest of them widened, as a product has it."""
+    stored = sum(one.num_bytes if one.is_quantised else _size(one, dtype) for one in tensors)
+    # in float32 on the way, and then in the format of the rows
+    widened = max(_size(one, torch.float32) + _size(one, dtype) for one in tensors)
+    return ComponentWeights(stored + widened, widened)
+
+
+def _size(tensor: GgufTensor, dtype: torch.dtype) -> int:
+    return dtype.itemsize * math.prod(tensor.shape)
 
 
 def kept_in_float32(kind: Any, library: str, dtype: torch.dtype) -> frozenset[str]:

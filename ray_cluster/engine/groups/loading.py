@@ -46,7 +46,7 @@ def load_rank(pool: PoolConfig, sets: RankSets, *, codes: bool) -> LoadedRank:
         whole = load_model(pool, sharded)
         assert isinstance(whole.executor, ShardedDiT), "it was made here"
         return LoadedRank(whole.executor, whole)
-    folder, device = resolve_folder(pool.model), worker_device(pool)
+    folder, device = resolve_folder(*pool.files), worker_device(pool)
     card = this_card() if device.type == "cuda" else None
     dtype = number_type(pool, card)
     if card is not None:

@@ -82,8 +82,9 @@ from ray_cluster.models.local import (
 from ray_cluster.models.sampling import FolderSampling, folder_sampling
 from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
 from ray_cluster.policies.costs.gpu_shares import Card
-from ray_cluster.policies.costs.memory import MemoryPlan
+from ray_cluster.policies.costs.memory import MemoryPlan, SizePx
 from ray_cluster.policies.steps.reuse import num_outer_blocks
+from ray_cluster.process.machine import return_free_memory
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 logger = logging.getLogger(__name__)
@@ -105,6 +106,13 @@ class InspectedModel:
     tables: SamplerTables
     profile: ModelProfile
     sampling: FolderSampling
+
+    @property
+    def sizes(self) -> list[SizePx]:
+        """For which memory is planned."""
+        profile = self.profile
+        default = (profile.default_width_px, profile.default_height_px)
+        return sorted({default, (profile.max_px, profile.max_px)})
 
     @property
     def sampling_words(self) -> str:
@@ -148,7 +156,7 @@ def inspect_model(pool: PoolConfig) -> InspectedModel:
         ConfigError: the model cannot be found or is not whole, or the pool's sizes do not suit it.
         ModelUnsupported: its pipeline, UNet, transformer or scheduler is not covered.
     """
-    folder = resolve_folder(pool.model)
+    folder = resolve_folder(*pool.files)
     family = _family(folder)
     model = component_config(folder, denoiser_name(folder))
     check_denoiser(model, pipeline_name(folder))
@@ -172,10 +180,7 @@ def plan_model(pool: PoolConfig, model: InspectedModel, card: Card | None = None
     Raises:
         MemoryRefused: there is no room for it.
     """
-    profile = model.profile
-    default = (profile.default_width_px, profile.default_height_px)
-    sizes = sorted({default, (profile.max_px, profile.max_px)})
-    plan = plan_model_memory(model.folder, pool, sizes, number_type(pool, card), card)
+    plan = plan_model_memory(model.folder, pool, model.sizes, number_type(pool, card), card)
     if plan.verdict == "refused":
         raise MemoryRefused(f"pool {pool.name}: {plan.explanation}")
     if pool.is_group and plan.offloaded == "all":
@@ -226,7 +231,7 @@ def load_model(pool: PoolConfig, make: MakeExecutor | None = None) -> LoadedMode
     turn = threading.Lock()
     # it has replaced weights by others in its own order: what they took may be others' now
     torch.cuda.empty_cache()
-    return LoadedModel(
+    loaded = LoadedModel(
         encoder=PipelineEncoder(pipeline, device),
         images=ImageEncoder(pipeline.vae, device, turn),
         executor=executor,
@@ -237,6 +242,8 @@ def load_model(pool: PoolConfig, make: MakeExecutor | None = None) -> LoadedMode
         memory=plan,
         max_batch_by_size=BatchCaps(plan.max_batch_by_size),
     )
+    return_free_memory()
+    return loaded
 
 
 def encode_images(model: LoadedModel, edits: Sequence[EditPixels]) -> list[EncodedImage]:

@@ -86,14 +86,14 @@ def packed_linear(*layers: nn.Module) -> Layer:
     Args:
         layers: ``Linear``, or ``Conv2d`` over as many pixels as its kernel has; all of one input.
     """
-    if any(is_offloaded(layer) for layer in layers):
+    if any(_is_called(layer) for layer in layers):
         return _Linear(_CalledLinear(layers), layers)
     return _Linear(_product(layers), layers)
 
 
 def packed_gelu(layer: nn.Module, formula: GeluFormula) -> Layer:
     """Return a linear layer over rows and the GELU of its outputs; its weights are taken over."""
-    if is_offloaded(layer) or not can_pack(_weight(layer)):
+    if _is_called(layer) or not can_pack(_weight(layer)):
         linear = packed_linear(layer)
         return lambda rows, deltas=None: _gelu_(linear(rows, deltas), formula)
     product = _PackedProduct(*_taken([layer]))
@@ -112,7 +112,7 @@ def packed_geglu(layer: nn.Module) -> Layer:
     On a CPU the halves are two products: GELU and gating take place while outputs are in the
     registers still, in as much memory as the kernel takes. The weights are taken over.
     """
-    if is_offloaded(layer) or _weight(layer).device.type != "cpu":
+    if _is_called(layer) or _weight(layer).device.type != "cpu":
         linear = packed_linear(layer)
         return lambda rows, deltas=None: geglu(linear(rows, deltas))
     weight, bias = _taken([layer])
@@ -190,8 +190,15 @@ class _Fused:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
+def _is_called(layer: nn.Module) -> bool:
+    """Whether only a layer itself can multiply by its weights: hooks bring them, or they are
+    quantised.
+    """
+    return is_offloaded(layer) or not _weight(layer).is_floating_point()
+
+
 class _CalledLinear:
-    """Layers whose own hooks bring their weights to the device, one after the other."""
+    """Layers that are called as they are, one after the other."""
 
     def __init__(self, layers: Sequence[nn.Module]) -> None:
         self._layers = tuple(layers)

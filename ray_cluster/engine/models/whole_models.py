@@ -21,6 +21,11 @@ from torch import Tensor
 
 from ray_cluster.compat import rename_old_weights
 from ray_cluster.engine.files.folders import pipeline_name
+from ray_cluster.engine.models.checkpoint_weights import (
+    checkpoint_weights,
+    load_transformer,
+    renamed,
+)
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.json_files import INCOMPLETE, head_of, read_object
 from ray_cluster.models.weight_files import (
@@ -123,7 +128,8 @@ def stored_tensors(files: WeightFiles) -> dict[str, Tensor]:
         ConfigError: a file is damaged.
     """
     if not files.is_pickled:
-        return {name: torch.empty(shape, device=_META) for name, shape in files.shapes().items()}
+        stored = {name: torch.empty(one, device=_META) for name, one in files.shapes().items()}
+        return stored if files.part is None else renamed(files, stored)
     found: dict[str, Tensor] = {}
     for path in files.paths:
         try:
@@ -142,10 +148,14 @@ def _check_weights(folder: Path, component: Component) -> None:
     if config.get("quantization_config"):
         raise ModelUnsupported(
             f"{folder.name}: {component.name} has quantised weights (quantization_config in its "
-            "config.json), which are not covered; take a folder with the full ones"
+            "config.json), which the step engine does not cover; set engine: diffusers, or take a "
+            "folder with the full ones"
         )
     files, kind = weight_files(folder, component), component_class(folder, component)
-    stored = stored_tensors(files)
+    try:
+        stored = stored_tensors(files)
+    except LookupError as error:
+        raise ConfigError(f"{files.paths[0].resolve()} lacks {error}: {INCOMPLETE}") from error
     try:
         if component.library == "diffusers":
             unmatched = _unmatched(kind, config, files, stored)
@@ -191,6 +201,8 @@ def _unmatched_of_transformers(kind: Any, place: Path, stored: dict[str, Tensor]
 def _load(
     folder: Path, component: Component, files: WeightFiles, dtype: torch.dtype
 ) -> tuple[Any, _Unmatched]:
+    if files.part is not None:
+        return _load_part(component_class(folder, component), component, files, dtype)
     is_diffusers = component.library == "diffusers"
     options: dict[str, Any] = {"torch_dtype" if is_diffusers else "dtype": dtype}
     if files.variant is not None:
@@ -207,6 +219,30 @@ def _load(
     return model, _Unmatched.reported(info)
 
 
+def _load_part(
+    kind: Any, component: Component, files: WeightFiles, dtype: torch.dtype
+) -> tuple[Any, _Unmatched]:
+    """Load a component from a checkpoint that has others beside it."""
+    assert files.part is not None, "its caller has looked"
+    if component.name == "transformer":
+        model = load_transformer(kind, files, dtype)
+        return model, _Unmatched([name for name, one in model.state_dict().items() if one.is_meta])
+    weights = checkpoint_weights(files, dtype)
+    if component.library == "diffusers":
+        with init_empty_weights():
+            model = kind.from_config(read_object(files.part / "config.json"))
+        missing = model.load_state_dict(weights, strict=False, assign=True).missing_keys
+        return model.eval(), _Unmatched(missing)
+    model, info = kind.from_pretrained(
+        None,
+        config=kind.config_class.from_pretrained(files.part, local_files_only=True),
+        state_dict=weights,
+        dtype=dtype,
+        output_loading_info=True,
+    )
+    return model, _Unmatched.reported(info)
+
+
 def _refuse(folder: Path, component: Component, files: WeightFiles, unmatched: _Unmatched) -> None:
     """Refuse a component of which weights are missing or have other shapes."""
     reasons = []
@@ -216,6 +252,7 @@ def _refuse(folder: Path, component: Component, files: WeightFiles, unmatched: _
         reasons.append(f"has other shapes than its config.json for {_some(unmatched.mismatched)}")
     if reasons:
         name = files.paths[0].name if len(files.paths) == 1 else f"{len(files.paths)} shards"
+        name = name if files.part is None else str(files.paths[0].resolve())
         raise ConfigError(
             f"{folder / component.name}: {name} {' and '.join(reasons)}, so its "
             f"{component.class_name} would be filled with random numbers: {INCOMPLETE}, or save it "

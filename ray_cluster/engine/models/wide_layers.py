@@ -52,6 +52,9 @@ def widen(model: Any, device: torch.device) -> torch.dtype:
         for part in model.modules():
             if (kind := _WIDE.get(type(part))) is not None:
                 part.__class__ = kind
+            elif hasattr(part, "compute_dtype"):
+                # of quantised weights
+                part.compute_dtype = computes
             elif not isinstance(part, tuple(_WIDE.values())):
                 _convert(part)
     return computes

@@ -69,7 +69,7 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
     pool, storage = started_pool(arguments, settings), arguments.storage
     prepare_threads(pool.num_threads)
     model = load_model(pool)
-    digest = model_digest(resolve_folder(pool.model))
+    digest = model_digest(resolve_folder(*pool.files))
     states = states_of(storage, digest)
     is_on_cpu = model.executor.device.type == "cpu"
     costs = StepCosts(clock=clock, busy_clock=time.thread_time if is_on_cpu else None)

@@ -45,7 +45,8 @@ def convert(job: Message) -> Message:
     """
     header = job.header
     try:
-        base = resolve_folder(header["base_model"])
+        # its layers are the same, whatever it predicts
+        base = resolve_folder(header["base_model"], prediction="epsilon")
         factors = _reader().read(Path(header["file"]), base)
     except ConfigError as error:
         # of this node, not of the file
