@@ -183,7 +183,7 @@ async def fuzz(
             else:
                 error_of(reply)
     most = max(len(one[0].references) for one in fake.offered)
-    assert most == (16 if kind is SeveralUploader else 0)
+    assert (most > 1) is (kind is SeveralUploader)
     return statuses
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -142,6 +143,13 @@ def test_the_report_says_what_is_replayed(tmp_path: Path) -> None:
     )
     lonely = Setting.of(replay(), trace_of(tmp_path, whole[0])).source.words
     assert lonely == "1 requests in 0 s of trace.csv"
+
+
+def test_pictures_count_in_the_costliest_request_of_a_size(tmp_path: Path) -> None:
+    plain = Arrival(0.0, "m", 512, 512, 10)
+    looking = replace(plain, reference_px=1 << 20)
+    source = Setting.of(replay(), trace_of(tmp_path, looking, plain)).source
+    assert [one.reference_px for one in source.examples] == [1 << 20]
 
 
 def test_what_nothing_is_drawn_for_runs_once(tmp_path: Path) -> None:

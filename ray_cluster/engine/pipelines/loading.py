@@ -56,6 +56,8 @@ SEEN_PX = 1024 * 1024
 _SIDE_PX, _MAX_TOKENS, _FACTOR = 1024, 512, 8
 # patches of two latent pixels, where nothing else is known
 _LEAST_MULTIPLE_PX = 16
+# where pipelines keep what their calls do not say
+_MOST_TOKENS = ("tokenizer_max_length", "default_max_sequence_length")
 # a tokenizer without a limit of its own has some astronomic number
 _UNLIMITED = 1_000_000
 
@@ -401,9 +403,9 @@ def _limits(pipeline: Any, facts: PipelineFacts) -> list[tuple[Any, int]]:
     for name, one in pipeline.components.items():
         if name.startswith("tokenizer") and one is not None:
             own = getattr(one, "model_max_length", _UNLIMITED)
-            reads = facts.max_tokens or getattr(pipeline, "tokenizer_max_length", None)
-            reads = reads or (own if own < _UNLIMITED else _MAX_TOKENS)
-            most = min(reads, own if own < _UNLIMITED else reads)
+            said = (facts.max_tokens, *(getattr(pipeline, key, None) for key in _MOST_TOKENS))
+            reads = next(filter(None, said), own if own < _UNLIMITED else _MAX_TOKENS)
+            most = min(reads, own)
             marks = one.num_special_tokens_to_add()
             if getattr(one, "chat_template", None):
                 empty = [{"role": "user", "content": ""}]
