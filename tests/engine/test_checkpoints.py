@@ -16,6 +16,7 @@ from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.files.folders import check_local_files, resolve_folder
 from ray_cluster.engine.models.loading import LoadedModel, inspect_model
 from ray_cluster.engine.models.whole_models import load_models
+from ray_cluster.engine.pipelines.loading import load_pipeline
 from ray_cluster.errors import ConfigError, RayClusterError
 from ray_cluster.models.local import local_model, model_digest
 from tests.engine.checkpoints import KINDS, Kind, rewritten, save_kind
@@ -82,6 +83,16 @@ def _check_images(one: LoadedModel, other: LoadedModel) -> None:
     with torch.inference_mode():
         pixels = [model.decoder.decode([left])[0] for model in (one, other)]
     assert pixel_difference(*pixels) == 0
+
+
+@pytest.mark.slow
+def test_a_checkpoint_is_called_as_its_folder_is(plain: tuple[Path, Path]) -> None:
+    settings = {"engine": "diffusers", "defaults": {"size": "64x64"}}
+    one, other = (load_pipeline(pool(path, **settings)) for path in plain)
+    call = request(num_steps=3, sampler="pndm")
+    images = [model.make(call, lambda: None) for model in (one, other)]
+    assert pixel_difference(*images) == 0
+    assert images[0].std() > 1
 
 
 def test_the_usual_size_is_that_of_its_kind(tmp_path: Path, plain: tuple[Path, Path]) -> None:

@@ -84,6 +84,7 @@ from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
 from ray_cluster.policies.costs.gpu_shares import Card
 from ray_cluster.policies.costs.memory import MemoryPlan, SizePx
 from ray_cluster.policies.steps.reuse import num_outer_blocks
+from ray_cluster.process.machine import return_free_memory
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 logger = logging.getLogger(__name__)
@@ -230,7 +231,7 @@ def load_model(pool: PoolConfig, make: MakeExecutor | None = None) -> LoadedMode
     turn = threading.Lock()
     # it has replaced weights by others in its own order: what they took may be others' now
     torch.cuda.empty_cache()
-    return LoadedModel(
+    loaded = LoadedModel(
         encoder=PipelineEncoder(pipeline, device),
         images=ImageEncoder(pipeline.vae, device, turn),
         executor=executor,
@@ -241,6 +242,8 @@ def load_model(pool: PoolConfig, make: MakeExecutor | None = None) -> LoadedMode
         memory=plan,
         max_batch_by_size=BatchCaps(plan.max_batch_by_size),
     )
+    return_free_memory()
+    return loaded
 
 
 def encode_images(model: LoadedModel, edits: Sequence[EditPixels]) -> list[EncodedImage]:
