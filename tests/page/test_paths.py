@@ -270,6 +270,9 @@ def test_no_section_is_wider_than_the_screen(
 ) -> None:
     viewport = {"width": width, "height": 800}
     with looking(browser, service.url, key=API_KEY, viewport=viewport) as page:
+        make(page, RED)
+        # on a phone it would stand below the form, where nobody looks
+        expect(page.locator("rc-run")).to_be_in_viewport()
         for name in ("Make", "Edit", "Jobs", "Cell"):
             open_section(page, name)
             expect(page.locator(f"#section-{name.lower()}")).to_be_visible()
