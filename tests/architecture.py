@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_570,
     "storage": 950,
-    "tests": 92_300,
+    "tests": 92_450,
     "transport": 1_450,
 }
 
