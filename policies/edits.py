@@ -122,10 +122,11 @@ def edit_geometry(
     return EditGeometry(canvas, None, _work_px(canvas, bounds))
 
 
-def reference_size(image_px: SizePx, multiple_px: int, most_px: int) -> SizePx:
-    """Return the size in which a model sees a picture: its own, scaled down to ``most_px`` pixels;
-    sides are cut to the grid, and are at least one multiple."""
-    scale = min(1.0, math.sqrt(most_px / (image_px[0] * image_px[1])))
+def reference_size(image_px: SizePx, multiple_px: int, most_px: int, least_px: int = 0) -> SizePx:
+    """Return the size in which a model sees a picture: its own, scaled to ``least_px`` to
+    ``most_px`` pixels; sides are cut to the grid, and are at least one multiple."""
+    num_px = image_px[0] * image_px[1]
+    scale = math.sqrt(min(max(num_px, least_px), most_px) / num_px)
     width, height = (_down(side * scale, multiple_px) for side in image_px)
     # of a strip, the short side was raised
     most_long = _down(most_px / min(width, height), multiple_px)

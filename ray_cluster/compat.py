@@ -89,3 +89,21 @@ def float32_modules(kind: Any, *, is_strict: bool = False) -> frozenset[str]:
 def is_offloaded(layer: nn.Module) -> bool:
     """Whether accelerate brings a layer's weights to its device when it is called."""
     return hasattr(layer, "_hf_hook")
+
+
+def images_and_text(processor: str, images: Any, tokenizer: Any) -> Any:
+    """Return a transformers processor of images and text that has no processor of videos.
+
+    Only torchvision has one, which does not stand beside torch for CPUs.
+
+    Args:
+        processor: name of its class.
+        images: its processor of images.
+    """
+    import transformers
+
+    class WithoutVideos(getattr(transformers, processor)):  # type: ignore[misc]
+        def check_argument_for_proper_class(self, _name: str, value: Any) -> type:
+            return type(value)
+
+    return WithoutVideos(images, tokenizer, None)

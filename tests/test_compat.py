@@ -6,13 +6,15 @@ import diffusers
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from PIL import Image
 from ray._private import services
 from ray.experimental import internal_kv
 from ray.serve._private import constants
 from torch import nn
-from transformers import T5EncoderModel
+from transformers import Qwen2VLImageProcessorPil, Qwen2VLProcessor, T5EncoderModel
 
 from ray_cluster import compat
+from tests.engine.random_pipelines import VISION, build_tokenizer
 
 
 def test_rays_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,3 +83,14 @@ def test_an_offloaded_layer_is_known() -> None:
     assert not compat.is_offloaded(layer)
     add_hook_to_module(layer, AlignDevicesHook(execution_device="cpu"))
     assert compat.is_offloaded(layer)
+
+
+def test_a_processor_does_without_videos() -> None:
+    tokenizer = build_tokenizer(VISION)
+    made = compat.images_and_text("Qwen2VLProcessor", Qwen2VLImageProcessorPil(), tokenizer)
+    assert isinstance(made, Qwen2VLProcessor)
+    text = "a<|vision_start|><|image_pad|><|vision_end|>"
+    found = made(text=[text], images=[Image.new("RGB", (56, 112))], return_tensors="pt")
+    assert found["image_grid_thw"].tolist() == [[1, 8, 4]]
+    # a token for each four patches
+    assert (found["input_ids"] == made.image_token_id).sum() == 8

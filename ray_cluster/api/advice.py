@@ -106,6 +106,7 @@ CHANGES = {
     "any edits": "Leave the image out, or choose another model.",
     "other model": "Leave it out, or choose a model whose engine is 'steps' (GET /v1/models).",
     "text alone": "Send an image and a mask to /v1/images/edits, or choose another model.",
+    "pictures": "Send one or several to /v1/images/edits, or choose another model.",
     "the image": "Send base64 or 'data:image/png;base64,...'.",
     "part": "Send the image in base64, or the id of an uploaded file.",
     "file": "Upload it again to /v1/files, or send the image itself.",

@@ -126,6 +126,9 @@ def engine_of(pool: PoolConfig, pipeline: str) -> EngineKind:
     """
     is_covered = pipeline in FAMILY_BY_PIPELINE
     if pool.engine == "steps" or (pool.engine == "auto" and is_covered):
+        if pool.max_references is not None:
+            what = "cannot be set: its model is run step by step; leave it out"
+            raise ConfigError(f"pool {pool.name}: max_references {what}")
         return "steps"
     if given := pool.only_of_steps:
         raise ConfigError(

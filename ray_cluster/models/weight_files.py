@@ -56,8 +56,13 @@ class Component:
 
     @property
     def has_weights(self) -> bool:
-        """Whether it is a model, not a tokenizer or a scheduler."""
-        return not self.name.startswith(("tokenizer", "scheduler"))
+        """Whether it is a model, not a tokenizer, a scheduler or a processor of pictures."""
+        return not (self.name.startswith(("tokenizer", "scheduler")) or self.is_processor)
+
+    @property
+    def is_processor(self) -> bool:
+        """Whether it makes pictures and texts what an encoder reads."""
+        return self.name.endswith("processor")
 
     def weight_patterns(self, names: Collection[str]) -> Iterator[str]:
         """Yield patterns of its weights' names in a repository with files of these names."""
@@ -149,9 +154,10 @@ def check_files(folder: Path) -> None:
         place = folder / component.name
         if not place.is_dir():
             raise ConfigError(f"{folder} has no folder {component.name}: {INCOMPLETE}")
-        if component.name.startswith("tokenizer"):
+        if component.name.startswith("tokenizer") or component.is_processor:
             # the one that is read here too; the others are their library's
-            read_object(place / "tokenizer_config.json")
+            if not component.is_processor:
+                read_object(place / "tokenizer_config.json")
             for path in sorted(place.iterdir()):
                 if path.suffix in {".json", ".txt", ".model"}:
                     head_of(path)
@@ -159,12 +165,8 @@ def check_files(folder: Path) -> None:
             read_object(place / "config.json")
             found = weight_files(folder, component)
             for path in found.paths:
-                if found.is_gguf:
-                    gguf_tensors(path)
-                elif found.is_pickled:
-                    head_of(path)
-                else:
-                    header_shapes(path)
+                read_head = head_of if found.is_pickled else header_shapes
+                (gguf_tensors if found.is_gguf else read_head)(path)
         else:
             read_object(place / "scheduler_config.json")
 

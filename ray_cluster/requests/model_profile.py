@@ -38,7 +38,9 @@ class ModelProfile:
         prompt_digest: of the tokenizers that count; empty where only replicas can count.
         edits: what it makes of images; inpainting models need a mask.
         max_references: most pictures that it looks at beside the prompt; 0 for none.
+        min_references: fewest; with 1, it makes nothing from text alone.
         max_reference_px: most pixels of each, to which larger ones are scaled down.
+        min_reference_px: fewest, to which smaller ones are scaled up.
         engine: what runs it; calls take no ControlNets, no LoRAs, and show no previews.
         lora_start: steps without LoRAs by fidelity; None where no mode but exact is offered with
             LoRAs.
@@ -63,6 +65,8 @@ class ModelProfile:
     prompt_digest: str = ""
     edits: EditKind = "any"
     max_references: int = 0
+    min_references: int = 0
     max_reference_px: int = 1024 * 1024
+    min_reference_px: int = 0
     engine: EngineKind = "steps"
     lora_start: LoraStart | None = None

@@ -11,7 +11,8 @@ from ray_cluster.policies.types import CascadeEntry, EntryReason
 NoiseSampler = Literal["ddim", "euler", "euler_ancestral", "dpmpp_2m", "lcm", "pndm"]
 FlowSampler = Literal["flow_match_euler"]
 SamplerName = Literal[NoiseSampler, FlowSampler]
-GuidanceKind = Literal["rows", "embedded", "none"]
+GuidanceKind = Literal["rows", "empty", "embedded", "none"]
+"""A second row for a negative prompt, or for an empty one alone; an input of the model; nothing."""
 """Guidance by a second row per step, by an input of the model, or none."""
 EditKind = Literal["any", "masked", "none"]
 """Images from text and any edits; edits with a mask alone; or images from text alone."""

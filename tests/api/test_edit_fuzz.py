@@ -9,7 +9,9 @@ import os
 import random
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -111,8 +113,53 @@ class Uploader:
         )
 
 
-async def fuzz(coder: ImageCoder, num_files: int, seed: int, folder: str) -> Counter[int]:
-    fake = FakeDispatcherClient(shapes_profile())
+class SeveralUploader(Uploader):
+    """Sends several files at once: some good, some hostile, under all sorts of names."""
+
+    async def send(self, file: bytes) -> httpx.Response:
+        rng, model = self._rng, self._rng.choice(["eyes", "eyes", "eyes", "shapes"])
+        count = rng.choice([1, 2, 2, 3, 5, 5, 16, 17, 40])
+        files = [IMAGE, picture(24, 40), *rng.choices([IMAGE, file, b"", file[:99]], k=count)]
+        files = rng.sample(files, count)
+        if rng.random() < 0.4:
+            files = [IMAGE if rng.random() < 0.9 else one for one in files]
+        url = VARIATIONS if rng.random() < 0.05 else EDITS
+        if rng.random() < 0.3:
+            return await self._json(url, {"prompt": PROMPT, "model": model}, files)
+        names = rng.choice([["image"], ["image[]"], ["image", "image[]"], ["image[0]", "images"]])
+        sent: list[tuple[str, Any]] = parts({}, {"prompt": PROMPT, "model": model})
+        sent += [(rng.choice(names), ("f.png", one)) for one in files]
+        if rng.random() < 0.3:
+            sent.append((rng.choice(["mask", "mask[]", "x", "image"]), ("f.png", file)))
+        if rng.random() < 0.2:
+            sent.append((rng.choice([*names, "strength"]), (None, rng.choice(VALUES))))
+        rng.shuffle(sent)
+        request = self._http.build_request("POST", url, files=sent)
+        body = await request.aread()
+        if rng.random() < 0.1:
+            body = body[: rng.randrange(len(body))]
+        headers = {"content-type": request.headers["content-type"]}
+        return await self._http.post(url, content=body, headers=headers)
+
+    async def _json(self, url: str, body: dict[str, Any], files: list[bytes]) -> httpx.Response:
+        rng = self._rng
+        given: list[object] = [
+            self._text(one) if rng.random() < 0.1 else coded(one) for one in files
+        ]
+        if rng.random() < 0.2:
+            wild = [None, 7, {}, [], {"file_id": "file-x"}, {"image_url": None}, "https://a.org"]
+            given[rng.randrange(len(given))] = rng.choice(wild)
+        body |= {rng.choice(["image", "images"]): rng.choice([given, given, given, [given]])}
+        if rng.random() < 0.1:
+            body["mask"] = rng.choice([coded(MASK), given])
+        return await self._http.post(url, json=body)
+
+
+async def fuzz(
+    coder: ImageCoder, num_files: int, seed: int, folder: str, kind: type[Uploader] = Uploader
+) -> Counter[int]:
+    eyes = replace(shapes_profile(), model="eyes", edits="none", max_references=16)
+    fake = FakeDispatcherClient(shapes_profile(), eyes)
     inputs = InputStore.open(folder, grace_s=3600.0)
     config = shapes_config()
     limits = config.limits.model_copy(update={"max_input_pixels": MAX_PIXELS})
@@ -121,7 +168,7 @@ async def fuzz(coder: ImageCoder, num_files: int, seed: int, folder: str) -> Cou
     )
     statuses: Counter[int] = Counter()
     async with http_of(app, raise_app_exceptions=True) as http:
-        uploader = Uploader(http, seed)
+        uploader = kind(http, seed)
         for file in hostile_files(num_files, seed):
             num_offered = len(fake.offered)
             async with asyncio.timeout(60):
@@ -135,6 +182,8 @@ async def fuzz(coder: ImageCoder, num_files: int, seed: int, folder: str) -> Cou
                 check_offer(fake, reply)
             else:
                 error_of(reply)
+    most = max(len(one[0].references) for one in fake.offered)
+    assert most == (16 if kind is SeveralUploader else 0)
     return statuses
 
 
@@ -159,17 +208,24 @@ def present_bytes() -> int:
 
 
 @pytest.mark.parametrize(
-    "num_uploads", [250, pytest.param(1000, marks=pytest.mark.slow)], ids=["few", "a thousand"]
+    ("kind", "num_uploads"),
+    [
+        (Uploader, 250),
+        pytest.param(Uploader, 1000, marks=pytest.mark.slow),
+        (SeveralUploader, 60),
+        pytest.param(SeveralUploader, 1000, marks=[pytest.mark.slow, pytest.mark.timeout(600)]),
+    ],
+    ids=["few", "a thousand", "few of several", "a thousand of several"],
 )
 def test_hostile_uploads_are_images_or_clear_refusals(
-    coder: ImageCoder, tmp_path: Path, num_uploads: int
+    coder: ImageCoder, tmp_path: Path, num_uploads: int, kind: type[Uploader]
 ) -> None:
     process_id = reader_of(coder)
     # those that are made once stay
     assert bombs()
     assert regular_files()
     before = present_bytes()
-    statuses = asyncio.run(fuzz(coder, num_uploads, 34, str(tmp_path)))
+    statuses = asyncio.run(fuzz(coder, num_uploads, 34, str(tmp_path), kind))
     logger.info("statuses: %s", dict(statuses))
     assert statuses.total() == num_uploads
     # both ends are reached

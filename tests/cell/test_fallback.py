@@ -7,6 +7,7 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,15 @@ def called(
         yield service
 
 
+def coded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def file_of(image: Image.Image) -> bytes:
+    image.save(data := BytesIO(), "PNG")
+    return data.getvalue()
+
+
 def send(service: LocalService, model: str, **fields: Any) -> httpx.Response:
     body = {"prompt": PROMPT, "model": model, "seed": 5, "guidance_scale": 3.0} | fields
     url = f"{service.url}/v1/images/generations"
@@ -85,9 +95,16 @@ def made(service: LocalService, model: str, **fields: Any) -> list[Pixels]:
     return [pixels_of(one) for one in images(reply)]
 
 
-def alone(folder: Path, seed: int = 5, size: tuple[int, int] = (64, 64), **own: Any) -> Pixels:
+def alone(
+    folder: Path,
+    seed: int = 5,
+    size: tuple[int, int] = (64, 64),
+    kind: Any = diffusers.DiffusionPipeline,
+    parts: dict[str, Any] | None = None,
+    **own: Any,
+) -> Pixels:
     """What diffusers makes, in a process that has nothing else to do with it."""
-    pipeline = diffusers.DiffusionPipeline.from_pretrained(folder)
+    pipeline = kind.from_pretrained(folder, **(parts or {}))
     pipeline.set_progress_bar_config(disable=True)
     image = pipeline(
         prompt=PROMPT,
@@ -131,7 +148,10 @@ def test_a_negative_prompt_is_the_pipelines_own(
 def test_the_card_says_what_runs_it(called: LocalService) -> None:
     cards = httpx.get(f"{called.url}/v1/models", headers=HEADERS).json()["data"]
     assert {one["id"]: one["engine"] for one in cards} == dict.fromkeys(SAVE, "diffusers")
-    assert {one["edits"] for one in cards} == {"none"}
+    assert {one["id"]: (one["edits"], one["max_input_images"]) for one in cards} == {
+        **dict.fromkeys(("pixart", "sana"), ("none", 0)),
+        **dict.fromkeys(("qwen", "z-image"), ("any", 1)),
+    }
 
 
 REFUSED: list[tuple[str, str, dict[str, Any]]] = [
@@ -183,9 +203,26 @@ def test_what_cannot_be_in_time_is_refused_before_it_is_begun(called: LocalServi
     assert len(made(called, "qwen", slo_s=60, when_late="refuse")) == 1
 
 
-def test_an_edit_is_refused(called: LocalService) -> None:
-    made_here = send(called, "qwen").json()["data"][0]["b64_json"]
-    body = {"prompt": PROMPT, "model": "qwen", "image": made_here}
+def test_an_edit_keeps_what_its_mask_spares(called: LocalService, folders: dict[str, Path]) -> None:
+    """And is the sibling pipeline's where it edits."""
+    template, mask = Image.effect_noise((64, 64), 90).convert("RGB"), Image.new("L", (64, 64))
+    mask.paste(255, (8, 16, 40, 48))
+    alpha = Image.merge("LA", [mask.point(lambda one: 255 - one)] * 2)
+    own = GUIDED["qwen"] | {"image": template, "mask_image": mask, "strength": 0.75}
+    kind = diffusers.QwenImageInpaintPipeline
+    expected = np.where(
+        np.asarray(mask)[..., None] > 0, alone(folders["qwen"], kind=kind, **own), template
+    )
+    body = {"prompt": PROMPT, "model": "qwen", "seed": 5, "guidance_scale": 3, "strength": 0.75}
+    body |= {"image": coded(file_of(template)), "mask": coded(file_of(alpha))}
+    reply = httpx.post(f"{called.url}/v1/images/edits", json=body, headers=HEADERS, timeout=60)
+    assert reply.status_code == 200, reply.text
+    assert np.array_equal(pixels_of(images(reply)[0]), expected)
+
+
+@pytest.mark.parametrize("model", ["pixart", "sana"])
+def test_an_edit_is_refused_without_a_sibling(model: str, called: LocalService) -> None:
+    body = {"prompt": PROMPT, "model": model, "image": coded(file_of(Image.new("RGB", (64, 64))))}
     reply = httpx.post(f"{called.url}/v1/images/edits", json=body, headers=HEADERS, timeout=60)
     assert (reply.status_code, reply.json()["error"]["param"]) == (400, "model"), reply.text
 

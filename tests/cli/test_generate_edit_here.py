@@ -17,6 +17,7 @@ from ray_cluster.cli.images.image_files import PreviewFiles
 from ray_cluster.imaging.encoder import read_recipe
 from tests.cli.conftest import Cli
 from tests.cli.pictures import digest, pixels_of, save_mask, save_photo
+from tests.engine.random_pipelines import save_klein
 
 ROOT = Path(__file__).parents[2]
 EDITED = (slice(16, 40), slice(24, 48))
@@ -162,6 +163,31 @@ WRONG = {
     "strength": (["--edit", "photo.png", "--strength", "1.5"], "'strength' must be"),
     "steps": (["--edit", "photo.png", "--steps", "999"], "(option --steps)"),
 }
+
+
+@pytest.mark.slow
+def test_a_model_looks_at_several_images_and_like_repeats_it(
+    cli: Cli, photo: Path, mask: Path, tmp_path: Path
+) -> None:
+    folder, config = save_klein(tmp_path / "model"), tmp_path / "config.yaml"
+    pool = {"name": "k", "model": str(folder), "max_px": 64}
+    pool |= {"defaults": {"size": "64x64", "num_inference_steps": 2}}
+    config.write_text(json.dumps({"pools": [pool], "cascades": [], "discriminators": []}))
+    first, again, other = (tmp_path / f"{name}.png" for name in ("first", "again", "other"))
+    inputs = ("--edit", photo, "--edit", mask, "--config", config)
+    made = cli("generate", "a star", *inputs, "--seed", 5, "-o", first)
+    assert made.exit_code == 0, made.output
+    recipe = read_recipe(first.read_bytes())
+    assert json.loads(recipe["references_sha256"]) == [digest(photo), digest(mask)]
+    repeated = cli("generate", "--like", first, *inputs, "-o", again)
+    assert repeated.exit_code == 0, repeated.output
+    assert first.read_bytes() == again.read_bytes()
+    swapped = ("--edit", mask, "--edit", photo, "--config", config)
+    assert cli("generate", "a star", *swapped, "--seed", 5, "-o", other).exit_code == 0
+    assert not np.array_equal(pixels_of(first), pixels_of(other))
+    refused = cli("generate", "a", *inputs, "--strength", 0.5, "-o", other, "-f")
+    assert refused.exit_code == 1
+    assert "looks at whole images" in " ".join(refused.output.split())
 
 
 def test_a_wrong_image_is_one_sentence_before_anything_heavy_is_imported(

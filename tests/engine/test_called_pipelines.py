@@ -87,6 +87,10 @@ def test_guidance_means_the_same_of_every_pipeline_that_is_accepted() -> None:
     for name, facts in found.items():
         argument = facts.guidance.argument
         assert argument is None or argument in facts.defaults, name
+        # two rows without a negative prompt of the caller's
+        source, has_rows = inspect.getsource(facts.kind), "_guidance_scale > 1"
+        if "negative_prompt" not in facts.defaults and has_rows in source:
+            assert facts.guidance.kind == "empty", name
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,7 @@ def test_guidance_means_the_same_of_every_pipeline_that_is_accepted() -> None:
         ("ZImagePipeline", 6.0, "rows"),
         ("PixArtSigmaPipeline", 4.5, "rows"),
         ("Flux2Pipeline", 4.0, "embedded"),
+        ("Flux2KleinPipeline", 4.0, "empty"),
         ("Flux2KleinKVPipeline", 1.0, "none"),
     ],
 )
@@ -109,7 +114,7 @@ def test_a_distilled_model_has_no_guidance() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["QwenImageEditPipeline", "WanPipeline", "FluxFillPipeline", "NoSuchPipeline"]
+    "name", ["QwenImageEditInpaintPipeline", "WanPipeline", "FluxFillPipeline", "NoSuchPipeline"]
 )
 def test_what_makes_no_image_from_text_is_refused(name: str) -> None:
     with pytest.raises(ModelUnsupported, match=name):

@@ -16,6 +16,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Browser, Page, expect
 
+from ray_cluster.policies.edits import Box, SizeBounds, SizePx, edit_geometry
 from tests.cell.local_service import LocalService
 from tests.e2e.service import API_KEY
 from tests.keys import bearer
@@ -55,7 +56,8 @@ def test_a_key_is_asked_for_once_and_kept_for_the_tab_alone(
     with looking(browser, service.url, expected=(NO_KEY,)) as page:
         box = page.get_by_role("dialog")
         expect(box).to_contain_text("No API key given")
-        for key, said in (("wrong", "The API key is not valid"), (USE_KEY, "")):
+        refused = "The API key is not valid"
+        for key, said in (("wrong", refused), ("kéy 🔑", refused), (f" {USE_KEY} ", "")):
             page.locator("#key input").fill(key)
             page.keyboard.press("Enter")
             if said:
@@ -190,6 +192,46 @@ def test_what_a_call_would_get_is_said_before_it_is_made(
         form.locator("summary").click()
         form.get_by_label("Steps").fill("30")
         expect(form.locator(".estimate")).to_contain_text("with 30 steps")
+
+
+def test_sizes_and_crops_are_those_of_the_service(service: LocalService, browser: Browser) -> None:
+    rng = np.random.default_rng(7)
+    cases = list[tuple[Box, SizePx, SizeBounds]]()
+    for _ in range(300):
+        width, height = (int(one) for one in rng.integers(16, 400, 2))
+        left, top = int(rng.integers(0, width)), int(rng.integers(0, height))
+        box = Box(left, top, int(rng.integers(1, width - left + 1)), height - top)
+        multiple = int(rng.choice([8, 16]))
+        native = (multiple * int(rng.integers(4, 9)), multiple * int(rng.integers(4, 9)))
+        cases.append((box, (width, height), SizeBounds(multiple, 32, 256, native)))
+    sent = [
+        {
+            "box": [box.left_px, box.top_px, box.width_px, box.height_px],
+            "size": size,
+            "card": {
+                "default_size": "{}x{}".format(*bounds.native_px),
+                "size_multiple_px": bounds.multiple_px,
+                "min_px": bounds.lowest_px - 3,
+                "max_px": bounds.highest_px + 5,
+            },
+        }
+        for box, size, bounds in cases
+    ]
+    with looking(browser, service.url, key=API_KEY) as page:
+        crops, sizes = page.evaluate(
+            """async (cases) => {
+              const { cropOf } = await import("./page/edit/crop.js");
+              const { sizesOf } = await import("./page/base/models.js");
+              return [cases.map((one) => cropOf(one.box, one.size, one.card)),
+                      cases.map((one) => sizesOf(one.card))];
+            }""",
+            sent,
+        )
+    for (box, size, bounds), crop, offered in zip(cases, crops, sizes, strict=True):
+        window = edit_geometry(size, bounds, crop_to=box).window or Box(0, 0, *size)
+        assert crop == [window.left_px, window.top_px, window.width_px, window.height_px]
+        sides = [int(side) for one in offered for side in one.split("x")]
+        assert all(32 <= one <= 256 and one % bounds.multiple_px == 0 for one in sides)
 
 
 def test_jobs_survive_a_reload_and_can_be_cancelled(

@@ -164,7 +164,7 @@ def _check_guidance(fields: ImageGenerationRequest, profile: ModelProfile) -> No
         what = f"changes nothing: {profile.model} is made to do without guidance"
         raise wrong("guidance_scale", what, "leave out")
     if profile.guidance != "rows" and fields.negative_prompt:
-        what = f"changes nothing: {profile.model} is not guided away from a second prompt"
+        what = f"changes nothing: {profile.model} is not guided away from a prompt of its own"
         raise wrong("negative_prompt", what, "leave out")
 
 

@@ -96,7 +96,8 @@ def resolve_looking(
 
 
 def _seen(size_px: SizePx, profile: ModelProfile) -> SizePx:
-    return reference_size(size_px, profile.size_multiple_px, profile.max_reference_px)
+    multiple_px = profile.size_multiple_px
+    return reference_size(size_px, multiple_px, profile.max_reference_px, profile.min_reference_px)
 
 
 def _size_of_first(size_px: SizePx, profile: ModelProfile) -> SizePx:

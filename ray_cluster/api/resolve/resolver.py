@@ -92,6 +92,9 @@ class WantedImages:
         if profile.edits == "masked":
             what = f"is {profile.model}, an inpainting model: it makes nothing from text alone"
             raise wrong("model", what, "text alone")
+        if profile.min_references:
+            what = f"is {profile.model}, which changes pictures: it makes nothing from text alone"
+            raise wrong("model", what, "pictures")
         return resolve(self.fields, profile, limits, is_stored=self.is_stored)
 
 

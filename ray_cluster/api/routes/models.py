@@ -127,6 +127,7 @@ def _card(profile: ModelProfile, controlnets: list[str], upscale: UpscaleCard | 
         edits=profile.edits,
         engine=profile.engine,
         max_input_images=max_input_images(profile),
+        needs_image=profile.edits == "masked" or profile.min_references > 0,
         controlnets=controlnets,
         upscale=upscale,
         fewer_steps=None if profile.fewer_steps is None else _steps_card(profile.fewer_steps),

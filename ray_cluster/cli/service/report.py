@@ -127,14 +127,17 @@ def _what(
     number_format = pool.number_format() if words is None else words.number_format
     device = f"{pool.device}, {number_format}" if number_format else pool.device
     device += f", {pool.num_gpus:g} GPU" if pool.num_gpus else f", {pool.num_threads} thread(s)"
+    profile = None if loaded is None else loaded.profile
     how = f"{pool.ranks} ranks" if pool.is_group else f"batches of at most {pool.max_batch}"
+    if profile is not None and profile.engine == "diffusers":
+        how = "one image a call"
     lines = [f"{pool.model_name}: {pool.model} on {device}; {how}"]
     lines += [
         f"the cascade {one.name} begins here; {one.heavy} makes anew what this does badly"
         for one in config.cascades
         if one.light == pool.model_name
     ]
-    if loaded is not None and (profile := loaded.profile) is not None:
+    if profile is not None:
         lines.append(
             f"{profile.family}; sides of {profile.min_px} to {profile.max_px} px in steps of "
             f"{profile.size_multiple_px}"

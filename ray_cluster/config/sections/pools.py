@@ -230,6 +230,13 @@ class PoolConfig(Hardware, WorkerConfig):
         description="longest side; null takes twice the model's own size (`sample_size`), or the "
         "positions that it has if these are fewer",
     )
+    max_references: int | None = Field(
+        None,
+        ge=0,
+        le=16,
+        description="pictures of an edit at most, where `diffusers` runs a model that looks at "
+        "pictures; null takes what its family is made for",
+    )
     max_num_inference_steps: int = Field(
         100, ge=1, description="denoising steps of a call at most", json_schema_extra=CALLS
     )

@@ -242,5 +242,5 @@ def typical_request(tuning: PoolConfig | None, profile: ModelProfile) -> Typical
         width_px,
         height_px,
         given.num_inference_steps or profile.default_num_steps,
-        uses_guidance=profile.guidance == "rows" and scale > 1,
+        uses_guidance=profile.guidance in {"rows", "empty"} and scale > 1,
     )

@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import diffusers
+from PIL import Image
 
 from ray_cluster.errors import ModelUnsupported
+from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.requests import GuidanceKind, ImageRequest
 
 # rewriting of prompts and sizes: the image is what was asked for
@@ -36,7 +38,7 @@ class Guidance:
     """How a pipeline is guided.
 
     Attributes:
-        kind: ``rows`` where a negative prompt counts.
+        kind: ``rows`` where a negative prompt counts, ``empty`` where the second row has none.
         argument: that takes the scale; None if nothing does.
         offset: what our scale is less than by.
     """
@@ -65,28 +67,73 @@ class Guidance:
 _GUIDANCE: Mapping[str, Guidance] = {
     "DreamLiteMobilePipeline": Guidance("none", None),
     "Flux2KleinKVPipeline": Guidance("none", None),
+    "Flux2KleinPipeline": Guidance("empty"),
     "FluxKontextPipeline": Guidance("embedded"),
     "FluxPipeline": Guidance("embedded"),
+    "GlmImagePipeline": Guidance("empty"),
     "Krea2Pipeline": Guidance("rows", offset=1.0),
     "QwenImage21Pipeline": Guidance("rows", "true_cfg_scale"),
+    "QwenImageEditPipeline": Guidance("rows", "true_cfg_scale"),
+    "QwenImageEditPlusPipeline": Guidance("rows", "true_cfg_scale"),
     "QwenImagePipeline": Guidance("rows", "true_cfg_scale"),
     "ZImagePipeline": Guidance("rows", offset=1.0),
 }
 
 
 @dataclass(frozen=True, slots=True)
+class Looks:
+    """How a pipeline takes the pictures that its model looks at.
+
+    Attributes:
+        most: what its model is made for; the pipeline may take more.
+        are_needed: whether it makes nothing without one.
+        is_list: whether it takes several, as a list.
+        is_fixed: whether it scales all to one number of pixels, smaller ones, too.
+    """
+
+    most: int
+    are_needed: bool = False
+    is_list: bool = True
+    is_fixed: bool = False
+
+
+# by what the models' cards say
+_LOOKS: Mapping[str, Looks] = {
+    "Flux2KleinKVPipeline": Looks(4),
+    "Flux2KleinPipeline": Looks(4),
+    "Flux2Pipeline": Looks(6),
+    "FluxKontextPipeline": Looks(1, is_list=False, is_fixed=True),
+    "QwenImageEditPipeline": Looks(1, are_needed=True, is_list=False, is_fixed=True),
+    "QwenImageEditPlusPipeline": Looks(3, are_needed=True, is_fixed=True),
+}
+# tokens that a pipeline reads whose call does not say it
+_READS: Mapping[str, int] = {
+    "HunyuanDiTPipeline": 256,
+    "IFPipeline": 77,
+    "Kandinsky3Pipeline": 128,
+    "LDMTextToImagePipeline": 77,
+    "LattePipeline": 120,
+}
+
+
+@dataclass(frozen=True, slots=True)
 class PipelineFacts:
-    """A pipeline class that makes an image from text.
+    """A pipeline class that makes an image from text, or from pictures and a text.
 
     Attributes:
         defaults: of its call's arguments.
         callback: the argument that is called at the ends of steps; None if there is none.
+        looks: None for one whose model looks at nothing.
+        edits: the classes of the same components that start from an image, without and with a
+            mask; None where there are none.
     """
 
     kind: type[Any]
     defaults: Mapping[str, Any]
     guidance: Guidance
     callback: Literal["callback_on_step_end", "callback"] | None
+    looks: Looks | None = None
+    edits: tuple[type[Any], type[Any]] | None = None
 
     @property
     def name(self) -> str:
@@ -99,17 +146,43 @@ class PipelineFacts:
         found = self.defaults.get(self.guidance.argument or "")
         return 1.0 if found is None else float(found) + self.guidance.offset
 
-    def arguments(self, request: ImageRequest) -> dict[str, Any]:
+    @property
+    def max_tokens(self) -> int | None:
+        """Most tokens that it reads of a prompt; None if only its loaded components say it."""
+        found = self.defaults.get("max_sequence_length") or _READS.get(self.name)
+        return None if found is None else int(found)
+
+    def class_of(self, sent: SentPixels) -> type[Any]:
+        """Return the class that makes a request that comes with these images."""
+        if sent.edit is None:
+            return self.kind
+        assert self.edits is not None, "the runner has refused edits"
+        return self.edits[sent.edit.mask is not None]
+
+    def arguments(self, request: ImageRequest, sent: SentPixels) -> dict[str, Any]:
         """Return the arguments of a request's call, but for its generator and callback."""
-        return {
+        found = {
             "prompt": request.prompt,
             "width": request.width_px,
             "height": request.height_px,
-            "num_inference_steps": request.num_steps,
+            "num_inference_steps": request.schedule_steps,
             "output_type": "np",
             **{name: False for name in _SWITCHED_OFF if name in self.defaults},
             **self.guidance.arguments(request),
         }
+        if "max_area" in self.defaults:
+            # else it makes other sizes
+            found["max_area"] = request.width_px * request.height_px
+        if sent.edit is not None and request.edit is not None:
+            found |= {"image": Image.fromarray(sent.edit.work), "strength": request.edit.strength}
+            if sent.edit.mask is not None:
+                found["mask_image"] = Image.fromarray(sent.edit.mask).convert("L")
+            taken = inspect.signature(self.class_of(sent).__call__).parameters
+            return {name: value for name, value in found.items() if name in taken}
+        if sent.references and self.looks is not None:
+            pictures = [Image.fromarray(one) for one in sent.references]
+            found["image"] = pictures if self.looks.is_list else pictures[0]
+        return found
 
 
 def pipeline_facts(name: str, index: Mapping[str, Any]) -> PipelineFacts:
@@ -119,7 +192,8 @@ def pipeline_facts(name: str, index: Mapping[str, Any]) -> PipelineFacts:
         index: ``model_index.json`` of a folder.
 
     Raises:
-        ModelUnsupported: diffusers has no such class, or it makes no image from text alone.
+        ModelUnsupported: diffusers has no such class, or it makes no image from text alone, nor
+            from pictures and text.
     """
     kind = getattr(diffusers, name, None)
     if not (inspect.isclass(kind) and issubclass(kind, diffusers.DiffusionPipeline)):
@@ -128,13 +202,37 @@ def pipeline_facts(name: str, index: Mapping[str, Any]) -> PipelineFacts:
     needs = {key for key, one in parameters.items() if one.default is one.empty}
     needs -= {"self", "args", "kwargs", "prompt"}
     lacks = [one for one in _NEEDED if one not in parameters]
-    if lacks or needs or "num_frames" in parameters or any(one in name for one in _OTHERS):
+    is_other = any(one in name for one in _OTHERS) and name not in _LOOKS
+    if lacks or needs or "num_frames" in parameters or is_other:
         why = f"it needs {', '.join(sorted(needs))}" if needs else "it is made for something else"
         raise ModelUnsupported(f"{name} makes no image from text alone: {why}")
     guidance = _guidance(name, parameters, index)
     callback = next((one for one in _CALLBACKS if one in parameters), None)
     defaults = {key: one.default for key, one in parameters.items()}
-    return PipelineFacts(kind, defaults, guidance, callback)
+    edits = None if "image" in parameters else _editing(kind, name, callback)
+    return PipelineFacts(kind, defaults, guidance, callback, _LOOKS.get(name), edits)
+
+
+def _editing(
+    kind: type[Any], name: str, callback: str | None
+) -> tuple[type[Any], type[Any]] | None:
+    """Return the two classes that edit with a pipeline's components, if there are both."""
+    root, made_of = name.removesuffix("Pipeline"), _components(kind)
+    found: list[type[Any]] = []
+    for suffix in ("Img2ImgPipeline", "InpaintPipeline"):
+        other = getattr(diffusers, root + suffix, None)
+        if other is None or _components(other) != made_of:
+            return None
+        taken = inspect.signature(other.__call__).parameters
+        if not {"image", "strength", "generator", callback} <= taken.keys():
+            return None
+        found.append(other)
+    return found[0], found[1]
+
+
+def _components(kind: type[Any]) -> set[str]:
+    parameters = inspect.signature(kind.__init__).parameters.values()
+    return {one.name for one in parameters if not isinstance(one.default, bool | int)}
 
 
 _CALLBACKS: tuple[Literal["callback_on_step_end", "callback"], ...] = (

@@ -15,7 +15,10 @@ import diffusers
 import numpy as np
 import torch
 from torch import nn
+from transformers import AutoTokenizer, Qwen2VLImageProcessorPil
+from transformers.utils import is_torchvision_available
 
+from ray_cluster.compat import images_and_text
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.device.gpu import prepare_card, this_card, worker_device
 from ray_cluster.engine.files.folders import (
@@ -30,6 +33,7 @@ from ray_cluster.engine.models.whole_models import load_models
 from ray_cluster.engine.pipelines.classes import PipelineFacts, pipeline_facts
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, ConfigError, MemoryRefused
+from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.models.checkpoints.quantised import check_quantised, quantised_components
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import ModelSizes, check_sides, vae_scale_factor
@@ -44,6 +48,10 @@ logger = logging.getLogger(__name__)
 
 # models that rewrite prompts, which is switched off
 _REWRITERS = ("pe", "pe_tokenizer")
+# processors of pictures and text that need torchvision for videos, which nobody sends
+_WITH_VIDEOS = ("Qwen2VLProcessor", "Qwen3VLProcessor")
+# of each picture, to which pipelines scale larger ones down themselves
+SEEN_PX = 1024 * 1024
 # of a pipeline that does not say
 _SIDE_PX, _MAX_TOKENS, _FACTOR = 1024, 512, 8
 # patches of two latent pixels, where nothing else is known
@@ -115,12 +123,13 @@ def inspect_pipeline(pool: PoolConfig) -> InspectedPipeline:
         default_guidance_scale=scale,
         default_sampler=sampler,
         max_steps_by_sampler={sampler: pool.max_num_inference_steps},
-        max_prompt_tokens=_most_tokens(facts),
+        max_prompt_tokens=facts.max_tokens or _MAX_TOKENS,
         created_s=int((folder / INDEX).stat().st_mtime),
         guidance=facts.guidance.kind,
-        edits="none",
+        edits="none" if facts.edits is None else "any",
         engine="diffusers",
     )
+    profile = _looking(profile, facts, pool)
     if profile.guidance == "none" and scale > 1:
         raise ConfigError(
             f"pool {pool.name}: defaults.guidance_scale is {scale:g}, but this model is made to do "
@@ -131,6 +140,26 @@ def inspect_pipeline(pool: PoolConfig) -> InspectedPipeline:
         f"guidance {scale:g}; what defaults leave out is from {facts.name}"
     )
     return InspectedPipeline(folder, facts, profile, _weight_bytes(pool, folder), words)
+
+
+def _looking(profile: ModelProfile, facts: PipelineFacts, pool: PoolConfig) -> ModelProfile:
+    """Return a model's profile with the pictures that it looks at."""
+    looks, wanted = facts.looks, pool.max_references
+    most = 16 if looks is not None and looks.is_list else int(looks is not None)
+    least = int(looks is not None and looks.are_needed)
+    if wanted is not None and not least <= wanted <= most:
+        raise ConfigError(
+            f"pool {pool.name}: max_references is {wanted}; {facts.name} takes {least} to {most}"
+        )
+    if looks is None:
+        return profile
+    return replace(
+        profile,
+        max_references=looks.most if wanted is None else wanted,
+        min_references=least,
+        max_reference_px=SEEN_PX if looks.is_fixed else min(SEEN_PX, profile.max_px**2),
+        min_reference_px=SEEN_PX if looks.is_fixed else 0,
+    )
 
 
 def _sizes(pool: PoolConfig, folder: Path, facts: PipelineFacts) -> ModelSizes:
@@ -146,6 +175,10 @@ def _sizes(pool: PoolConfig, folder: Path, facts: PipelineFacts) -> ModelSizes:
         side = sample * factor if isinstance(sample, int) else _SIDE_PX
     width, height = (side, side) if pool.defaults.size is None else size_of(pool.defaults.size)
     largest = pool.max_px or 2 * max(width, height)
+    if pool.max_px is None and denoiser.get("_class_name") == "AuraFlowTransformer2DModel":
+        # it has so many positions, a square of them
+        positions = math.isqrt(denoiser["pos_embed_max_size"])
+        largest = min(largest, positions * denoiser["patch_size"] * factor)
     found = ModelSizes(multiple, pool.min_px or multiple, largest, width, height)
     check_sides(pool, found)
     return found
@@ -155,10 +188,6 @@ def _config(folder: Path, component: str) -> dict[str, Any]:
     """Return a component's configuration; empty for one that the pipeline has not."""
     has_it = component in component_names(folder)
     return component_config(folder, component) if has_it else {}
-
-
-def _most_tokens(facts: PipelineFacts) -> int:
-    return facts.defaults.get("max_sequence_length") or _MAX_TOKENS
 
 
 def _weight_bytes(pool: PoolConfig, folder: Path) -> int:
@@ -193,6 +222,8 @@ class CalledPipeline:
         device: torch.device,
         limits: list[tuple[Any, int]],
         memory_words: str,
+        *,
+        is_offloaded: bool = False,
     ) -> None:
         self.facts, self.device = inspected.facts, device
         self.memory_words, self.words = memory_words, inspected.words
@@ -200,7 +231,10 @@ class CalledPipeline:
             inspected.profile,
             max_prompt_tokens=min((most for _, most in limits), default=_MAX_TOKENS),
         )
-        self._pipeline, self._limits = pipeline, limits
+        self._limits = limits
+        self._pipelines = {one: _as_other(pipeline, one) for one in self.facts.edits or ()}
+        self._pipelines[self.facts.kind] = self._last = pipeline
+        self._is_offloaded = is_offloaded
         self._schedulers: Mapping[str, Any] = {
             name: one
             for name, one in pipeline.components.items()
@@ -227,25 +261,36 @@ class CalledPipeline:
                 if count > most:
                     raise too_long(param, count, most)
 
-    def make(self, request: ImageRequest, on_step: OnStep) -> Pixels:
+    def make(
+        self, request: ImageRequest, on_step: OnStep, sent: SentPixels | None = None
+    ) -> Pixels:
         """Make a request's image, ``[H, W, 3]`` uint8, as the pipeline alone would.
+
+        Args:
+            sent: the images that it is made from.
 
         Raises:
             ArithmeticError: the image became NaN or infinite.
             ValueError: the pipeline made no such image.
         """
+        sent = sent or SentPixels()
+        pipeline = self._pipelines[self.facts.class_of(sent)]
+        if self._is_offloaded and pipeline is not self._last:
+            # whose turn it is to be on the GPU is each pipeline's own order of its models
+            pipeline.enable_model_cpu_offload(device=self.device)
+        self._last = pipeline
         # a scheduler is state, and what breaks a call off leaves it in the middle
         for name, one in self._schedulers.items():
-            setattr(self._pipeline, name, copy.deepcopy(one))
-        arguments = self.facts.arguments(request)
+            setattr(pipeline, name, copy.deepcopy(one))
+        arguments = self.facts.arguments(request, sent)
         if self.facts.callback is not None:
             arguments[self.facts.callback] = _callback(self.facts, on_step)
         generator = torch.Generator("cpu").manual_seed(request.seed)
         try:
-            images = self._pipeline(**arguments, generator=generator).images
+            images = pipeline(**arguments, generator=generator).images
         finally:
             # of offloading; a call that is broken off does not come to it
-            self._pipeline.maybe_free_model_hooks()
+            pipeline.maybe_free_model_hooks()
         image = np.asarray(images[0])
         if image.shape != (request.height_px, request.width_px, 3) or image.dtype.kind != "f":
             raise ValueError(f"the pipeline made {image.shape} of {image.dtype}, no image")
@@ -295,7 +340,30 @@ def load_pipeline(pool: PoolConfig) -> CalledPipeline:
         pipeline.enable_model_cpu_offload(device=device)
     words = inspected.memory.explanation + ("" if fits else "; one model on the GPU at a time")
     logger.info("pool %s: %s on %s; %s; %s", pool.name, dtype, device, words, inspected.words)
-    return CalledPipeline(inspected, pipeline, device, _limits(pipeline, inspected.facts), words)
+    limits = _limits(pipeline, inspected.facts)
+    return CalledPipeline(inspected, pipeline, device, limits, words, is_offloaded=not fits)
+
+
+def _as_other(pipeline: Any, kind: type[Any]) -> Any:
+    """Return a pipeline of another class, of the same components and settings."""
+    taken = inspect.signature(kind.__init__).parameters.keys() - pipeline.components.keys()
+    settings = {name: pipeline.config[name] for name in taken & pipeline.config.keys()}
+    other = kind(**pipeline.components, **settings)
+    other.set_progress_bar_config(disable=True)
+    return other
+
+
+def _processors(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the processors of a folder that cannot be loaded without torchvision."""
+    found = {}
+    for name, value in index.items():
+        kind = value[1] if isinstance(value, list) else None
+        if kind in _WITH_VIDEOS and not is_torchvision_available():
+            has_own = (folder / name / "tokenizer_config.json").is_file()
+            tokenizer = AutoTokenizer.from_pretrained(folder / (name if has_own else "tokenizer"))
+            images = Qwen2VLImageProcessorPil.from_pretrained(folder / name)
+            found[name] = images_and_text(kind, images, tokenizer)
+    return found
 
 
 def _from_folder(inspected: InspectedPipeline, dtype: torch.dtype) -> Any:
@@ -313,6 +381,7 @@ def _from_folder(inspected: InspectedPipeline, dtype: torch.dtype) -> Any:
     parts = {name for name, one in models.items() if one.part is not None}
     try:
         extra |= load_models(folder, dtype, only=parts) if parts else {}
+        extra |= _processors(folder, index)
         pipeline = facts.kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **extra)
     except MODEL_ERRORS as error:
         raise ConfigError(f"{folder} cannot be loaded by diffusers: {error}") from error
@@ -332,7 +401,9 @@ def _limits(pipeline: Any, facts: PipelineFacts) -> list[tuple[Any, int]]:
     for name, one in pipeline.components.items():
         if name.startswith("tokenizer") and one is not None:
             own = getattr(one, "model_max_length", _UNLIMITED)
-            most = min(_most_tokens(facts), own if own < _UNLIMITED else _MAX_TOKENS * 4)
+            reads = facts.max_tokens or getattr(pipeline, "tokenizer_max_length", None)
+            reads = reads or (own if own < _UNLIMITED else _MAX_TOKENS)
+            most = min(reads, own if own < _UNLIMITED else reads)
             marks = one.num_special_tokens_to_add()
             if getattr(one, "chat_template", None):
                 empty = [{"role": "user", "content": ""}]

@@ -7,14 +7,17 @@ from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from ray_cluster.engine.device.device_errors import is_out_of_memory, raise_if_broken
 from ray_cluster.engine.pipelines.loading import CalledPipeline
 from ray_cluster.engine.stages.warmup import other_size
 from ray_cluster.errors import MODEL_ERRORS, ConfigError, MemoryRefused
+from ray_cluster.imaging.edit_images import SentPixels
+from ray_cluster.policies.edits import reference_size
 from ray_cluster.policies.types import StepCost
-from ray_cluster.requests import ImageRequest
+from ray_cluster.requests import ImageRequest, ModelProfile
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +31,8 @@ _LEAST_SHARE = 0.01
 
 
 def check_largest(model: CalledPipeline) -> None:
-    """Make one image of the largest size, so that none runs out of memory later.
+    """Make one image of the largest size, from as many pictures as may be, so that none runs out
+    of memory later.
 
     Raises:
         ConfigError: the pipeline makes no such image.
@@ -37,9 +41,12 @@ def check_largest(model: CalledPipeline) -> None:
     profile = model.profile
     side = profile.max_px // profile.size_multiple_px * profile.size_multiple_px
     name, what = profile.model, f"a call at the largest size, {side}x{side}"
+    if profile.max_references:
+        what += f" with {profile.max_references} pictures"
     try:
         # with guidance, which takes more where it is a second row
-        model.make(_trial(model, (side, side), _FEW, guidance_scale=2.0), lambda: None)
+        trial = _trial(model, (side, side), _FEW, guidance_scale=2.0)
+        model.make(trial, lambda: None, _pictures(profile, profile.max_references, side))
     except MODEL_ERRORS as error:
         raise_if_broken(error)
         if is_out_of_memory(error):
@@ -59,13 +66,14 @@ def measured_cost(model: CalledPipeline, clock: Callable[[], float]) -> StepCost
     """Return what a step costs without guidance, by calls of two sizes and two numbers of steps."""
     profile = model.profile
     size, other = (profile.default_width_px, profile.default_height_px), other_size(profile)
+    sent = _pictures(profile, profile.min_references, max(size))
 
     def fastest(size_px: SizePx, num_steps: int) -> tuple[float, list[float]]:
         """Return the seconds of a call, and those between ends of steps."""
         calls, between = [], []
         for _ in range(_REPEATS):
             ends = [clock()]
-            model.make(_trial(model, size_px, num_steps), partial(_note, ends, clock))
+            model.make(_trial(model, size_px, num_steps), partial(_note, ends, clock), sent)
             calls.append(clock() - ends[0])
             between += [later - end for end, later in pairwise(ends[1:])]
         return min(calls), between
@@ -78,22 +86,31 @@ def measured_cost(model: CalledPipeline, clock: Callable[[], float]) -> StepCost
         return step_s, max(0.0, more_s - _MORE * step_s)
 
     step_s, rest_s = step_and_rest_s(size)
-    megapixels = size[0] * size[1] / 1e6
+    seen_px = sum(one.shape[0] * one.shape[1] for one in sent.references)
+    made = size[0] * size[1] / 1e6
+    megapixels = made + seen_px / 1e6
     per_megapixel_s = step_s / megapixels
     if other != size:
-        less = megapixels - other[0] * other[1] / 1e6
+        less = made - other[0] * other[1] / 1e6
         slope = (step_s - step_and_rest_s(other)[0]) / less
         per_megapixel_s = min(max(slope, _LEAST_SHARE * per_megapixel_s), per_megapixel_s)
     return StepCost(
         fixed_s=step_s - per_megapixel_s * megapixels,
         per_megapixel_s=per_megapixel_s,
         # reading the prompt, too: it is outside of the steps
-        decode_per_megapixel_s=rest_s / megapixels,
+        decode_per_megapixel_s=rest_s / made,
     )
 
 
 def _note(ends: list[float], clock: Callable[[], float]) -> None:
     ends.append(clock())
+
+
+def _pictures(profile: ModelProfile, count: int, side_px: int) -> SentPixels:
+    """Return so many grey pictures, at most as large as the model sees any."""
+    bounds = profile.size_multiple_px, profile.max_reference_px, profile.min_reference_px
+    width, height = reference_size((side_px, side_px), *bounds)
+    return SentPixels(references=(np.full((height, width, 3), 127, np.uint8),) * count)
 
 
 def _trial(

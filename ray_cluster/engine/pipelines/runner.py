@@ -6,6 +6,7 @@ end of a step at the earliest, where its pipeline says when that is; else when i
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -29,6 +30,7 @@ from ray_cluster.engine.stages.stage_thread import StageThread
 from ray_cluster.engine.stages.tickets import LiveTickets, Ticket
 from ray_cluster.engine.step.step_engine import StepReport
 from ray_cluster.errors import MODEL_ERRORS, InvalidRequest, RequestFailed
+from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.policies.costs.cost_model import step_s, work_of
 from ray_cluster.policies.steps.mixed_batching import mixed_batches
 from ray_cluster.policies.steps.step_policy import StepView
@@ -137,9 +139,11 @@ class CallRunner:
             raise RuntimeError("the call thread has died")
         silence_s, call = self.clock() - self._heartbeat_s, self._call
         if call is not None:
-            num_steps = call.ticket.request.num_steps
-            silent_steps = 1 if self.model.facts.callback else num_steps
-            expected_s = silent_steps * step_s(self.step_cost, call.work)
+            request, cost = call.ticket.request, self.step_cost
+            silent_steps = 1 if self.model.facts.callback else request.num_steps
+            expected_s = silent_steps * step_s(cost, call.work)
+            # before the first and after the last step, it reads and decodes
+            expected_s += cost.decode_per_megapixel_s * math.prod(request.size_px) / 1e6
             max_silence_s = max(max_silence_s, _SLOWEST * expected_s)
         if silence_s > max_silence_s:
             raise RuntimeError(f"the call thread is silent for {silence_s:.1f} s")
@@ -152,25 +156,30 @@ class CallRunner:
         queued_s: float = 0.0,
         read_s: float = 0.0,
         state: object = None,
-        pixels: object = None,
+        pixels: SentPixels | None = None,
         adapters: object = None,
         maps: tuple[object, ...] = (),
     ) -> None:
         """Take a request, from its beginning on; arguments are those of an engine's runner.
 
         Raises:
-            InvalidRequest: it is an edit, or has add-ons.
-            ValueError: a request of that id is in flight.
+            InvalidRequest: it has add-ons, or images that this model makes nothing of.
+            ValueError: a request of that id is in flight, or comes without its images.
         """
         del state, read_s
-        if pixels is not None or adapters is not None or maps or request.edit is not None:
+        facts, sent = self.model.facts, pixels or SentPixels()
+        is_edit, is_looking = request.edit is not None, bool(request.references)
+        is_other = (is_edit and facts.edits is None) or (is_looking and facts.looks is None)
+        if adapters is not None or maps or is_other:
             raise InvalidRequest(
-                f"The model {request.model!r} is run call by call: it makes images from text "
-                "alone, without LoRAs and ControlNets.",
+                f"The model {request.model!r} is run call by call: it takes no LoRAs, no "
+                "ControlNets, and only the images that GET /v1/models says.",
                 param="model",
             )
+        if is_edit == (sent.edit is None) or len(sent.references) != len(request.references):
+            raise ValueError(f"{request.request_id!r} comes without the pixels it is made from")
         now_s = self.clock()
-        ticket = Ticket(request, now_s - queued_s, deadline_s, queued_s, now_s)
+        ticket = Ticket(request, now_s - queued_s, deadline_s, queued_s, now_s, pixels)
         self._live.enter(ticket)
         with self._changed:
             self._waiting.append(ticket)
@@ -238,7 +247,7 @@ class CallRunner:
         request = ticket.request
         self.model.check_prompts(request)
         self._call = call = _Call(ticket, _view(ticket), self.clock())
-        pixels = self.model.make(request, lambda: self._step_ended(call))
+        pixels = self.model.make(request, lambda: self._step_ended(call), ticket.pixels)
         now_s = self.clock()
         timing = self._timing(call, now_s)
         if self.model.facts.callback is None:

@@ -54,7 +54,8 @@ function dialog(message) {
   return new Promise((resolve) => {
     form.addEventListener("submit", (event) => {
       event.preventDefault();
-      sessionStorage.setItem(NAME, input.value.trim());
+      // what no header can hold is in no key
+      sessionStorage.setItem(NAME, input.value.replace(/[^\x21-\x7e]/g, ""));
       box.close();
       resolve(true);
     });

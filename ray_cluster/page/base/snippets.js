@@ -78,10 +78,14 @@ export function showSnippet(title, text) {
   const code = el("pre", { tabindex: "0", "aria-label": title }, text);
   const copied = el("span", { role: "status" });
   const copy = button("Copy", async () => {
-    await navigator.clipboard?.writeText(text).then(
-      () => (copied.textContent = " copied"),
-      () => getSelection()?.selectAllChildren(code),
-    );
+    try {
+      await navigator.clipboard.writeText(text);
+      copied.textContent = "copied";
+    } catch {
+      // pages without TLS have no clipboard
+      getSelection()?.selectAllChildren(code);
+      copied.textContent = "selected: press Ctrl+C";
+    }
   });
   const box = el("dialog", { class: "snippet", "aria-label": title });
   const close = button("Close", () => box.close());

@@ -19,6 +19,7 @@ from ray_cluster.policies.types import StepCost
 from ray_cluster.protocol.leases import LoadedWords
 from ray_cluster.protocol.settings import Capacity, WorkerSettings, in_force
 from ray_cluster.replica.denoise.builder import delivery_of, states_of
+from ray_cluster.replica.denoise.sent_images import reading_per_megapixel_s
 from ray_cluster.replica.denoise.skill import DenoiseSkill
 from ray_cluster.replica.host import Host
 
@@ -59,6 +60,8 @@ def build(arguments: WorkerArguments, settings: WorkerSettings | None, host: Hos
     if not host.is_brief:
         runner.call(lambda: check_largest(model))
         cost = runner.call(lambda: measured_cost(model, host.clock))
+        reading_s = reading_per_megapixel_s(host.coder, host.clock)
+        cost = replace(cost, encode_per_megapixel_s=reading_s)
     costs.begin(cost)
     logger.info("pool %s: step %s", pool.name, cost)
     registration = host.registration("denoise", pool, step_cost=cost, began_s=began_s)
