@@ -30,7 +30,7 @@ BUDGET: dict[str, int] = {
     "control": 1_010,
     "deployments": 1_900,
     "dispatch": 6_740,
-    "engine": 17_950,
+    "engine": 17_960,
     "errors": 160,
     "imaging": 2_380,
     "jobs": 3_650,
