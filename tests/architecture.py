@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_570,
     "storage": 950,
-    "tests": 93_150,
+    "tests": 93_300,
     "transport": 1_450,
 }
 

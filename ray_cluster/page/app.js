@@ -28,6 +28,7 @@ function showSection() {
     if (isShown) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
     section.hidden = !isShown;
+    if (isShown) document.title = `${link.textContent} · ray-cluster`;
     if (isShown) parts[name]?.shown?.();
     else parts[name]?.hidden?.();
   }

@@ -211,7 +211,7 @@ def _open_clip(encoder: Any, prefix: str) -> Any:
             yield f"{theirs}mlp.c_proj.{end}", weights[f"{ours}mlp.fc2.{end}"]
 
 
-def _tokenizer(root: Path, pad: str) -> CLIPTokenizer:
+def tokenizer_of(root: Path, pad: str) -> CLIPTokenizer:
     folder = root / f"tokenizer-{len(pad)}"
     folder.mkdir(exist_ok=True)
     for name, text in tokenizer_files(pad).items():
@@ -219,15 +219,15 @@ def _tokenizer(root: Path, pad: str) -> CLIPTokenizer:
     return CLIPTokenizer.from_pretrained(folder)
 
 
-def _text(kind: type[Any], activation: str, num_layers: int) -> Any:
+def text_encoder(kind: type[Any], activation: str, num_layers: int, width: int = 64) -> Any:
     return kind(
         CLIPTextConfig(
             vocab_size=49408,
-            hidden_size=64,
-            intermediate_size=128,
-            projection_dim=64,
+            hidden_size=width,
+            intermediate_size=2 * width,
+            projection_dim=width,
             num_hidden_layers=num_layers,
-            num_attention_heads=1,
+            num_attention_heads=width // 64,
             hidden_act=activation,
             bos_token_id=49406,
             eos_token_id=49407,
@@ -283,10 +283,10 @@ def _pipeline(root: Path, kind: Kind) -> Any:
         return (StableDiffusionXLInpaintPipeline if kind.inpaints else StableDiffusionXLPipeline)(
             vae=vae,
             unet=_unet(kind),
-            text_encoder=_text(CLIPTextModel, "quick_gelu", 2),
-            text_encoder_2=_text(CLIPTextModelWithProjection, "gelu", 3),
-            tokenizer=_tokenizer(root, END),
-            tokenizer_2=_tokenizer(root, "!"),
+            text_encoder=text_encoder(CLIPTextModel, "quick_gelu", 2),
+            text_encoder_2=text_encoder(CLIPTextModelWithProjection, "gelu", 3),
+            tokenizer=tokenizer_of(root, END),
+            tokenizer_2=tokenizer_of(root, "!"),
             scheduler=EulerDiscreteScheduler(**predicts),
         )
     is_sd2, is_v = kind.family == "sd2", kind.prediction == "v_prediction"
@@ -297,8 +297,10 @@ def _pipeline(root: Path, kind: Kind) -> Any:
     return (StableDiffusionInpaintPipeline if kind.inpaints else StableDiffusionPipeline)(
         vae=vae,
         unet=_unet(kind),
-        text_encoder=_text(CLIPTextModel, "gelu" if is_sd2 else "quick_gelu", 23 if is_sd2 else 2),
-        tokenizer=_tokenizer(root, "!" if is_sd2 else END),
+        text_encoder=text_encoder(
+            CLIPTextModel, "gelu" if is_sd2 else "quick_gelu", 23 if is_sd2 else 2
+        ),
+        tokenizer=tokenizer_of(root, "!" if is_sd2 else END),
         scheduler=scheduler,
         safety_checker=None,
         feature_extractor=None,

@@ -278,6 +278,13 @@ def test_quantised_components_take_what_their_files_do(
     assert 0 < found < whole
 
 
+def test_weights_on_a_gpu_that_is_not_known_are_of_half_precision(zoo: Zoo) -> None:
+    settings = {"engine": "diffusers", "defaults": {"size": "64x64"}}
+    on_gpu = settings | {"device": "cuda", "num_gpus": 1}
+    whole, half = (inspect_pipeline(pool(zoo.folder("flux"), **one)) for one in (settings, on_gpu))
+    assert whole.weight_bytes == 2 * half.weight_bytes > 0
+
+
 def _halve(tensors: dict[str, torch.Tensor]) -> None:
     tensors |= {name: one.half() for name, one in tensors.items()}
 

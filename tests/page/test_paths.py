@@ -25,6 +25,10 @@ from tests.page.cell import USE_KEY
 
 RED = "a large red circle in the center on a black background"
 NO_KEY = "status of 401"
+# what a screen reader would call by its kind alone
+UNNAMED = """[...document.querySelectorAll('input, select, textarea, canvas, button, svg, img')]
+    .filter((one) => !one.labels?.length && !one.hasAttribute('aria-label') && !one.textContent
+        && !one.alt).map((one) => one.outerHTML)"""
 
 
 def pixels(data: bytes) -> np.ndarray[Any, np.dtype[np.uint8]]:
@@ -171,6 +175,10 @@ def test_operators_watch_the_cell_and_others_are_told_why_not(
         expect(row).to_contain_text("0 of 8 images")
         mine = [create(service, prompt=RED, n=4, num_inference_steps=400) for _ in range(2)]
         expect(row.locator("progress")).to_have_count(8)
+        page.locator("#cell-models").focus()
+        # two events later
+        page.wait_for_timeout(2500)
+        assert page.evaluate("document.activeElement.id") == "cell-models"
         for job_id in mine:
             httpx.delete(f"{service.url}/v1/jobs/{job_id}", headers=bearer(API_KEY))
         expect(row).to_contain_text("0 of 8 images")
@@ -270,10 +278,15 @@ def test_no_section_is_wider_than_the_screen(
 ) -> None:
     viewport = {"width": width, "height": 800}
     with looking(browser, service.url, key=API_KEY, viewport=viewport) as page:
+        make(page, RED)
+        # on a phone it would stand below the form, where nobody looks
+        expect(page.locator("rc-run")).to_be_in_viewport()
         for name in ("Make", "Edit", "Jobs", "Cell"):
             open_section(page, name)
             expect(page.locator(f"#section-{name.lower()}")).to_be_visible()
             assert page.evaluate("document.documentElement.scrollWidth") <= width, name
+            assert page.title() == f"{name} · ray-cluster"
+        assert page.evaluate(UNNAMED) == []
 
 
 def test_scripts_in_the_page_and_markup_from_texts_are_forbidden(

@@ -71,7 +71,7 @@ class InspectedPipeline:
 
     Attributes:
         profile: what it accepts, but for the length of its prompts.
-        weight_bytes: of all its models, in the pool's number format; in float32 if it is not known.
+        weight_bytes: of all its models, in the pool's number format.
     """
 
     folder: Path
@@ -193,7 +193,8 @@ def _config(folder: Path, component: str) -> dict[str, Any]:
 
 
 def _weight_bytes(pool: PoolConfig, folder: Path) -> int:
-    each = 4 if pool.number_format() in {None, "float32"} else 2
+    # on a GPU that is not known it is one of two formats of half precision
+    each = 4 if pool.number_format() == "float32" else 2
     found = [weight_files(folder, one) for one in components(folder) if one.has_weights]
     quantised = quantised_components(folder)
     total = 0

@@ -86,7 +86,8 @@ export function say(element, text) {
 
 /** @param {number} seconds */
 export function duration(seconds) {
-  if (seconds < 9.95) return `${Math.max(0, seconds).toFixed(1)} s`;
+  if (seconds <= 0) return "0 s";
+  if (seconds < 9.95 && !Number.isInteger(seconds)) return `${seconds.toFixed(1)} s`;
   if (seconds < 120) return `${Math.round(seconds)} s`;
   if (seconds < 7200) return `${Math.round(seconds / 60)} min`;
   return `${(seconds / 3600).toFixed(1)} h`;

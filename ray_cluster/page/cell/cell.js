@@ -76,7 +76,10 @@ export class CellView {
   #show(cell) {
     this.#remember(cell);
     say(this.#state, "");
-    // what holds the focus must not vanish under it
+    // what is read or holds the focus must not vanish
+    const selection = getSelection();
+    if (selection && !selection.isCollapsed && this.#content.contains(selection.anchorNode)) return;
+    const focused = this.#content.contains(document.activeElement) ? document.activeElement?.id : "";
     const open = new Set([...this.#content.querySelectorAll("details[open]")].map((one) => one.id));
     this.#content.replaceChildren(
       ...warnings(cell),
@@ -88,6 +91,7 @@ export class CellView {
       ...names("ControlNets", cell.controlnets),
     );
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
+    if (focused) document.getElementById(focused)?.focus();
   }
 
   /** @param {Cell} cell */
@@ -127,11 +131,11 @@ function panel(title, ...children) {
   return el("div", { class: "panel" }, el("h2", {}, title), ...children);
 }
 
-/** @param {string[]} heads @param {Child[][]} rows */
-function table(heads, rows) {
+/** @param {string} id @param {string[]} heads @param {Child[][]} rows */
+function table(id, heads, rows) {
   const head = el("tr", {}, ...heads.map((one) => el("th", { scope: "col" }, one)));
   const body = rows.map((cells) => el("tr", {}, ...cells.map((one) => el("td", {}, one))));
-  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": heads.join(", ") },
+  return el("div", { id, class: "scroll", tabindex: "0", role: "region", "aria-label": heads.join(", ") },
     el("table", {}, el("thead", {}, head), el("tbody", {}, ...body)));
 }
 
@@ -150,7 +154,7 @@ function models(found) {
     String(one.running),
     el("div", { class: "replicas" }, ...one.replicas.map(replica)),
   ]);
-  return panel("Models", table(["Model", "Kind", "Waiting", "Running", "Replicas"], rows));
+  return panel("Models", table("cell-models", ["Model", "Kind", "Waiting", "Running", "Replicas"], rows));
 }
 
 /** @param {Replica} one */
@@ -190,8 +194,8 @@ function plan(found) {
     panel(
       `Plan: ${String(found.state)}`,
       ...(cause ? [el("p", { class: "warning" }, text(cause))] : []),
-      table(["Pool", "Replicas", "Batch", "Why"], rows),
-      el("details", { id: "plan-history" }, el("summary", {}, "What was changed before"), el("ul", {}, ...rounds)),
+      table("cell-plan", ["Pool", "Replicas", "Batch", "Why"], rows),
+      el("details", { id: "plan-history" }, el("summary", { id: "plan-summary" }, "What was changed before"), el("ul", {}, ...rounds)),
     ),
   ];
 }

@@ -2,7 +2,7 @@
 
 import { el, button, find, takesFiles } from "../base/dom.js";
 import { Fields, showError } from "../base/fields.js";
-import { begun } from "../jobs/run.js";
+import { begun, shownFirst } from "../jobs/run.js";
 import { Compare } from "./compare.js";
 import { cropOf } from "./crop.js";
 import { Mask } from "./mask.js";
@@ -131,8 +131,7 @@ export class Edit {
     try {
       const { body, form, files } = await this.#call();
       const run = await begun({ body, files, template }, form);
-      this.results.prepend(run);
-      run.follow();
+      shownFirst(this.results, run);
     } catch (error) {
       showError(this.form, error);
     } finally {

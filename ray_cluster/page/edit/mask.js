@@ -12,7 +12,7 @@ const OVERLAY_ALPHA = 0.5;
 /** @typedef {[number, number, number, number]} Box left, top, width, height */
 
 export class Mask extends HTMLElement {
-  #canvas = el("canvas", { tabindex: "0", role: "img" });
+  #canvas = el("canvas", { tabindex: "0", role: "img", "aria-label": "The picture to paint on" });
   #paint = el("canvas");
   #strokes;
   /** @type {ImageBitmap | null} */

@@ -10,6 +10,9 @@ import { followed, isOver } from "./follow.js";
 /** @typedef {import("../base/types.js").JobImage} JobImage */
 /** @typedef {import("../base/types.js").Body} Body */
 
+// of each section; all others stand in Jobs
+const MOST_SHOWN = 20;
+
 /**
  * What the page knows of a call that it has made itself.
  *
@@ -188,6 +191,16 @@ export async function begun(sent, form, signal) {
   run.sent = sent;
   run.show(job);
   return run;
+}
+
+/** Show a new run before the others, forget the oldest, and follow it.
+ * @param {HTMLElement} list @param {Run} run */
+export function shownFirst(list, run) {
+  list.prepend(run);
+  while (list.childElementCount > MOST_SHOWN) list.lastElementChild?.remove();
+  // on a phone it comes below the form
+  if (matchMedia("(max-width: 899px)").matches) run.scrollIntoView({ block: "nearest" });
+  run.follow();
 }
 
 /** @param {Job} job */

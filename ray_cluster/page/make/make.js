@@ -3,7 +3,7 @@
 import { find, takesFiles } from "../base/dom.js";
 import { Fields, showError } from "../base/fields.js";
 import { callOf, readRecipe } from "../base/recipe.js";
-import { begun } from "../jobs/run.js";
+import { begun, shownFirst } from "../jobs/run.js";
 import { ControlNetList, LoraList } from "./add-ons.js";
 import { Estimates } from "./estimate.js";
 
@@ -11,7 +11,6 @@ import { Estimates } from "./estimate.js";
 /** @typedef {import("../base/types.js").Body} Body */
 
 const PREVIEWS = 3;
-const MOST_SHOWN = 20;
 
 export class Make {
   /** @param {HTMLFormElement} form @param {HTMLElement} results @param {Offer} offered */
@@ -64,9 +63,7 @@ export class Make {
     try {
       const body = { ...this.body(), partial_images: PREVIEWS };
       const run = await begun({ body, files: [] });
-      this.results.prepend(run);
-      while (this.results.childElementCount > MOST_SHOWN) this.results.lastElementChild?.remove();
-      run.follow();
+      shownFirst(this.results, run);
     } catch (error) {
       showError(this.form, error);
     } finally {
