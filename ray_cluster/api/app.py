@@ -27,7 +27,6 @@ from ray_cluster.api.call_reader import CallReader
 from ray_cluster.api.catalog import Catalog
 from ray_cluster.api.input.sent_images import SentImages
 from ray_cluster.api.output.error_answers import UnexpectedErrorMiddleware, install
-from ray_cluster.api.output.event_streams import StreamSlots
 from ray_cluster.api.resolve.controlnets import ControlNets
 from ray_cluster.api.resolve.loras import LoraResolver
 from ray_cluster.api.resolve.prompts import PromptCheck
@@ -105,7 +104,6 @@ def create_app(
     reader = CallReader(resolver, controlnets, settings=settings, images=images)
     creator = JobCreator(client, catalog, settings, clock)
     files = FilesEndpoint(results, settings)
-    slots = StreamSlots()
     endpoints = Endpoints(
         health=HealthEndpoint(client, catalog, settings, around.warnings),
         metrics=metrics,
@@ -123,9 +121,9 @@ def create_app(
         loras=LorasEndpoint(client, catalog, settings, images.memory),
         controlnets=ControlNetsEndpoint(controlnets, images, settings, clock),
         uploads=UploadedFilesEndpoint(images, settings, clock),
-        jobs=JobsEndpoint(client, reader, creator, settings, slots, clock),
+        jobs=JobsEndpoint(client, reader, creator, settings, clock),
         plan=PlanEndpoint(client, clock),
-        cell=CellEndpoint(client, settings, slots, clock),
+        cell=CellEndpoint(client, settings, clock),
         page=PageEndpoint(settings),
     )
     add_routes(app, endpoints, settings)

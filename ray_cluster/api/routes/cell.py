@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from pydantic import BaseModel, Field
 from starlette.requests import Request
@@ -28,6 +28,12 @@ logger = logging.getLogger(__name__)
 _EVERY_S = 1.0
 # of the history, which has a point every ten seconds
 _LATEST_S = 12.0
+# age of a point that is sent still
+_NEW_S = 4.0
+# of a stream: seconds, and bytes after its first event, until clients come again
+_MOST_S, _MOST_BYTES = 300.0, 2 << 20
+# of one client
+_MOST_STREAMS = 4
 # longest silence; proxies close connections that are silent for long
 _KEEP_ALIVE_S = 10.0
 # a stream ends after so long without an answer
@@ -100,29 +106,67 @@ class CellResponse(BaseModel):
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What streams send of a moment.
+
+    Attributes:
+        content: what is news if it differs.
+        plain: the event.
+        point: the same with a new point and the plan; None where the latest point is older.
+        point_at: Unix time of the latest point; 0 without any.
+    """
+
+    content: str
+    plain: bytes
+    point: bytes | None
+    point_at: float
+
+
 class CellEndpoint:
     """Streams what the dispatcher says of the cell.
 
+    All streams of a gateway send the same bytes, which are made once. A stream ends after minutes,
+    and clients come again: what an unread one leaves in a proxy in front is bounded so.
+
     Args:
-        slots: of all streams of this gateway.
         clock: Unix time in seconds.
     """
 
     def __init__(
-        self,
-        client: DispatcherClient,
-        settings: CurrentSettings,
-        slots: StreamSlots,
-        clock: Callable[[], float],
+        self, client: DispatcherClient, settings: CurrentSettings, clock: Callable[[], float]
     ) -> None:
         self._client = client
         self._settings = settings
-        self._slots = slots
+        self._slots = StreamSlots()
         self._clock = clock
-        self._views = Shared(self._look, _EVERY_S)
+        self._firsts = Shared(self._look_first, _EVERY_S)
+        self._looks = Shared(self._look, _EVERY_S)
 
-    async def _look(self) -> CellView:
-        return await self._client.view(self._clock() - _LATEST_S)
+    async def _look_first(self) -> _Look:
+        """Return the whole history, with the plan."""
+        found = cell_reply(await self._client.view(0.0))
+        history = found.history or []
+        found.plan = await self._plan()
+        return _Look(_content(found), _event(found), None, history[-1].at if history else 0.0)
+
+    async def _look(self) -> _Look:
+        found = cell_reply(await self._client.view(self._clock() - _LATEST_S))
+        latest = found.history[-1] if found.history else None
+        found.history, point = None, None
+        plain, content = _event(found), _content(found)
+        # whoever was sending when it came gets it with one of the next looks
+        if latest is not None and found.at < latest.at + _NEW_S:
+            found.point, found.plan = latest, await self._plan()
+            point = _event(found)
+        return _Look(content, plain, point, 0.0 if latest is None else latest.at)
+
+    async def _plan(self) -> PlanResponse | None:
+        try:
+            report = await self._client.plan_report()
+        except Unavailable:
+            return None
+        return plan_reply(report, self._clock()) if report.is_enabled else None
 
     async def events(self, request: Request) -> Response:
         """Stream what the cell does (SSE): an event `cell` a second, while something changes.
@@ -137,41 +181,30 @@ class CellEndpoint:
     async def _events(self, request: Request) -> AsyncGenerator[bytes]:
         """Yield the events, first nothing once there is a slot and the dispatcher answers."""
         limits, loop = self._settings.latest.limits, asyncio.get_running_loop()
-        with self._slots.slot(caller_of(request), limits.max_streams_per_client):
-            first = cell_reply(await self._client.view(0.0))
-            first.history, first.point = first.history or [], None
+        most = min(_MOST_STREAMS, limits.max_streams_per_client)
+        with self._slots.slot(caller_of(request), most):
+            look = await self._firsts.get()
             yield b""
-            end_s = loop.time() + limits.max_stream_s
-            first.plan = await self._plan()
-            yield _event(first)
-            last_at = first.history[-1].at if first.history else 0.0
-            seen, spoken_s, heard_s = _changing(first), loop.time(), loop.time()
-            while loop.time() < end_s and loop.time() < heard_s + _PATIENCE_S:
+            end_s = loop.time() + min(limits.max_stream_s, _MOST_S)
+            yield look.plain
+            seen, last_at, num_bytes = look.content, look.point_at, 0
+            spoken_s = heard_s = loop.time()
+            while loop.time() < min(end_s, heard_s + _PATIENCE_S) and num_bytes < _MOST_BYTES:
                 try:
-                    found = cell_reply(await self._views.get())
+                    look = await self._looks.get()
                 except Unavailable as error:
                     logger.warning("the stream of the cell waits: %s", error)
                     await asyncio.sleep(_EVERY_S)
                     continue
-                heard_s = loop.time()
-                new = [one for one in found.history or [] if one.at > last_at]
-                found.history = None
-                if new:
-                    found.point, last_at = new[-1], new[-1].at
-                    found.plan = await self._plan()
-                if new or _changing(found) != seen:
-                    seen, spoken_s = _changing(found), heard_s
-                    yield _event(found)
+                heard_s, is_new = loop.time(), look.point is not None and look.point_at > last_at
+                if is_new or look.content != seen:
+                    event = look.point if is_new and look.point is not None else look.plain
+                    last_at = look.point_at if is_new else last_at
+                    seen, spoken_s, num_bytes = look.content, heard_s, num_bytes + len(event)
+                    yield event
                 elif heard_s >= spoken_s + _KEEP_ALIVE_S:
                     spoken_s = heard_s
                     yield KEEP_ALIVE
-
-    async def _plan(self) -> PlanResponse | None:
-        try:
-            report = await self._client.plan_report()
-        except Unavailable:
-            return None
-        return plan_reply(report, self._clock()) if report.is_enabled else None
 
 
 def cell_reply(view: CellView) -> CellResponse:
@@ -204,7 +237,7 @@ def _model(lane: str, waiting: int, replicas: list[ShownReplica]) -> CellModelCa
     )
 
 
-def _changing(cell: CellResponse) -> str:
+def _content(cell: CellResponse) -> str:
     """Return what of an event is news if it differs."""
     return cell.model_dump_json(exclude={"at", "history", "point", "plan"})
 

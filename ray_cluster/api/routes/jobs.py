@@ -95,14 +95,13 @@ class JobsEndpoint:
         reader: CallReader,
         creator: JobCreator,
         settings: CurrentSettings,
-        slots: StreamSlots,
         clock: Callable[[], float],
     ) -> None:
         self._client = client
         self._reader = reader
         self._creator = creator
         self._settings = settings
-        self._slots = slots
+        self._slots = StreamSlots()
         self._clock = clock
 
     async def create(self, request: Request, response: Response) -> JobResponse:
