@@ -20,13 +20,13 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 9_300,
+    "api": 9_320,
     "benchmarks": 10_200,
     "cell": 1_150,
     "cli": 8_470,
     "codec": 400,
     "compat": 110,
-    "config": 3_070,
+    "config": 3_080,
     "control": 1_010,
     "deployments": 1_900,
     "dispatch": 6_740,

@@ -56,8 +56,9 @@ def nearest(given: str, known: Iterable[str]) -> str | None:
     lower = given[:_MAX_NAME_CHARS].lower()
     if lower in by_lower:
         return by_lower[lower]
-    # "gpus" for "num_gpus"
+    # "gpus" for "num_gpus", or the other way round
     near = [one for one in by_lower if len(lower) > 3 and one.endswith(f"_{lower}")]
+    near += [one for one in by_lower if len(one) > 3 and lower.endswith(f"_{one}")]
     alike = heapq.nlargest(_MOST_COMPARED, by_lower, key=likeness_to(lower))
     near = near or difflib.get_close_matches(lower, alike, n=1, cutoff=_NEAR)
     return by_lower[near[0]] if near else None

@@ -172,7 +172,7 @@ def test_operators_watch_the_cell_and_others_are_told_why_not(
 ) -> None:
     with looking(browser, f"{service.url}/#cell", key=API_KEY) as page:
         row = page.get_by_role("row", name="shapes-sd")
-        expect(row).to_contain_text("0 of 8 images")
+        expect(row).to_contain_text("0 images, batches of 8")
         mine = [create(service, prompt=RED, n=4, num_inference_steps=400) for _ in range(2)]
         expect(row.locator("progress")).to_have_count(8)
         page.locator("#cell-models").focus()
@@ -181,7 +181,7 @@ def test_operators_watch_the_cell_and_others_are_told_why_not(
         assert page.evaluate("document.activeElement.id") == "cell-models"
         for job_id in mine:
             httpx.delete(f"{service.url}/v1/jobs/{job_id}", headers=bearer(API_KEY))
-        expect(row).to_contain_text("0 of 8 images")
+        expect(row).to_contain_text("0 images, batches of 8")
         expect(page.locator(".panel", has_text="Queue").get_by_role("img").first).to_be_visible()
     with looking(browser, f"{service.url}/#cell", key=USE_KEY, expected=("status of 403",)) as page:
         expect(page.locator("#section-cell")).to_contain_text("that takes the role operate")

@@ -154,6 +154,9 @@ def _check_weights(folder: Path, component: Component) -> None:
     files, kind = weight_files(folder, component), component_class(folder, component)
     try:
         stored = stored_tensors(files)
+    except IndexError as error:
+        names = "its tensors have other names than those of a"
+        raise ConfigError(f"{files.paths[0].resolve()}: {names} {component.class_name}") from error
     except LookupError as error:
         raise ConfigError(f"{files.paths[0].resolve()} lacks {error}: {INCOMPLETE}") from error
     try:

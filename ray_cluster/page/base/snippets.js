@@ -6,6 +6,11 @@ import { button, el } from "./dom.js";
 
 /** @typedef {import("./types.js").Body} Body */
 
+/** Python that saves what curl prints. @param {Body} body */
+const saving = ({ output_format: kind = "png" }) => `import base64, json, sys
+for number, image in enumerate(json.load(sys.stdin)["data"]):
+    open(f"made-{number}.${kind}", "wb").write(base64.b64decode(image["b64_json"]))`;
+
 /** @param {string} text in single quotes, for a shell */
 export const shellQuoted = (text) => `'${text.replaceAll("'", `'\\''`)}'`;
 
@@ -40,7 +45,7 @@ export function asCurl(body, files) {
   } else {
     lines.push("-H 'Content-Type: application/json'", `-d ${shellQuoted(JSON.stringify(values))}`);
   }
-  return lines.join(" \\\n    ");
+  return `${lines.join(" \\\n    ")} \\\n  | python3 -c ${shellQuoted(saving(body))}`;
 }
 
 /** @param {Body} body @param {string[]} files */
@@ -69,7 +74,7 @@ export function asPython(body, files) {
     ...arguments_,
     ")",
     "for number, image in enumerate(reply.data):",
-    '    open(f"image-{number}.png", "wb").write(base64.b64decode(image.b64_json))',
+    `    open(f"made-{number}.${body.output_format ?? "png"}", "wb").write(base64.b64decode(image.b64_json))`,
   ].join("\n");
 }
 

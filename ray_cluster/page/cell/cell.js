@@ -161,7 +161,7 @@ function models(found) {
 function replica(one) {
   const images = one.images.map((image) =>
     el("progress", { max: Math.max(1, image.num_steps), value: image.steps_done, title: `${image.steps_done} of ${image.num_steps} steps` }));
-  const full = `${one.images.length} of ${one.max_batch} images`;
+  const full = `${one.images.length} images, batches of ${one.max_batch} at most`;
   return el("div", { class: "replica" }, el("span", {}, `${one.id} · ${full}`), ...images);
 }
 

@@ -62,7 +62,7 @@ export function barPlot(title, bars) {
 
 /** @param {string} label @param {number} most @param {(value: number) => number} y */
 function frame(label, most, y) {
-  const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT + 4}`, role: "img", "aria-label": label });
+  const picture = svg("svg", { viewBox: `0 -6 ${WIDTH} ${HEIGHT + 10}`, role: "img", "aria-label": label });
   for (const value of [0, most]) {
     picture.append(
       svg("line", { x1: LEFT, x2: WIDTH, y1: y(value), y2: y(value), class: "grid" }),
