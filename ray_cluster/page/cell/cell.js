@@ -148,7 +148,7 @@ function warnings({ warnings: found = [] }) {
 /** @param {CellModel[]} found */
 function models(found) {
   const rows = found.map((one) => [
-    el("strong", {}, one.id || one.replicas[0]?.pool || ""),
+    el("strong", {}, one.id || one.replicas[0]?.pool || "loras"),
     KINDS[one.kind] ?? one.kind,
     String(one.waiting),
     String(one.running),
