@@ -35,7 +35,7 @@ BUDGET: dict[str, int] = {
     "imaging": 2_380,
     "jobs": 3_650,
     "kernels": 1_250,
-    "models": 3_180,
+    "models": 3_330,
     "observability": 1_110,
     "policies": 10_170,
     "process": 310,
@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_570,
     "storage": 950,
-    "tests": 93_300,
+    "tests": 93_450,
     "transport": 1_450,
 }
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ray_cluster.errors import ConfigError
 
 INCOMPLETE = "the model is incomplete; download it again"
+# as safetensors has it for headers
+MAX_HEADER_BYTES = 100_000_000
 # enough for the start of a Git LFS pointer, or of a page
 HEAD_BYTES = 512
 _LFS_POINTER = b"version https://git-lfs.github.com/"
@@ -22,10 +26,13 @@ def read_object(path: Path) -> dict[str, Any]:
         ConfigError: it cannot be read, or is something else; names the file and what to do.
     """
     try:
-        data = path.read_bytes()
+        with opened(path) as file:
+            data = file.read(MAX_HEADER_BYTES + 1)
     except OSError as error:
         raise unreadable(path, error) from error
     check_head(path, data[:HEAD_BYTES])
+    if len(data) > MAX_HEADER_BYTES:
+        raise ConfigError(f"{path} has more than {MAX_HEADER_BYTES} bytes; download it again")
     try:
         # not by its first bytes, as json would: the libraries take UTF-8 alone
         content = json.loads(data.decode("utf-8"))
@@ -37,6 +44,13 @@ def read_object(path: Path) -> dict[str, Any]:
             f"{path} holds a JSON {type(content).__name__}, not an object; download it again"
         )
     return content
+
+
+def opened(path: Path) -> BinaryIO:
+    """Open a file; OSError where it is none: a pipe would wait for its other end."""
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return path.open("rb")
 
 
 def unreadable(path: Path, error: OSError) -> ConfigError:
@@ -70,7 +84,7 @@ def check_head(path: Path, head: bytes) -> None:
 def head_of(path: Path) -> bytes:
     """Return the first bytes of a file, checked as of :func:`check_head`."""
     try:
-        with path.open("rb") as file:
+        with opened(path) as file:
             head = file.read(HEAD_BYTES)
     except OSError as error:
         raise unreadable(path, error) from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from ray_cluster.models.builtin import builtin_folder
 from ray_cluster.models.cascade_curves import CALIBRATION, DEFERRAL, load_curves
 from ray_cluster.models.checkpoints.folders import checkpoint_folder
 from ray_cluster.models.checkpoints.names import is_single_file
+from ray_cluster.models.json_files import read_object
 from ray_cluster.models.weight_files import INDEX
 from ray_cluster.policies.steps.reuse import num_outer_blocks
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, EngineKind, SamplerName, noise_samplers
@@ -96,17 +96,20 @@ def local_model(pool: PoolConfig) -> LocalModel | None:
     is_flow = (folder / "transformer").is_dir()
     try:
         model, vae, scheduler = (
-            json.loads((folder / name).read_text(encoding="utf-8"))
+            read_object(folder / name)
             for name in (
                 f"{'transformer' if is_flow else 'unet'}/config.json",
                 "vae/config.json",
                 "scheduler/scheduler_config.json",
             )
         )
+    except ConfigError:
+        return None
+    try:
         sizes = model_sizes(pool, model, vae)
         predicts = scheduler.get("prediction_type", "epsilon")
         outer = num_outer_blocks(model)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError):
         return None
     samplers = FLOW_SAMPLER_NAMES if is_flow else noise_samplers(predicts)
     check_sampler(pool, samplers)
@@ -141,9 +144,9 @@ def engine_of(pool: PoolConfig, pipeline: str) -> EngineKind:
 def _is_called(pool: PoolConfig, folder: Path) -> bool:
     """Whether a folder's model is run call by call; False where its index cannot be read."""
     try:
-        index = json.loads((folder / INDEX).read_text(encoding="utf-8"))
-        pipeline = str(index["_class_name"]).replace("InpaintPipeline", "Pipeline")
-    except (OSError, ValueError, LookupError, TypeError):
+        pipeline = str(read_object(folder / INDEX)["_class_name"])
+        pipeline = pipeline.replace("InpaintPipeline", "Pipeline")
+    except (ConfigError, LookupError):
         return False
     return engine_of(pool, pipeline) == "diffusers"
 

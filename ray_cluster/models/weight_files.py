@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -15,7 +17,14 @@ from typing import Any
 
 from ray_cluster.errors import ConfigError, ModelUnsupported
 from ray_cluster.models.checkpoints.gguf_files import gguf_tensors
-from ray_cluster.models.json_files import INCOMPLETE, check_head, head_of, read_object, unreadable
+from ray_cluster.models.json_files import (
+    INCOMPLETE,
+    MAX_HEADER_BYTES,
+    head_of,
+    opened,
+    read_object,
+    unreadable,
+)
 
 INDEX = "model_index.json"
 # no image is made with them
@@ -38,6 +47,23 @@ _PREFIXES: Mapping[str, tuple[str, ...]] = {
 # the link to it in the folders of components whose weights it has
 CHECKPOINT = "checkpoint"
 _LENGTH_BYTES = 8
+_MAX_TENSORS = 100_000
+# three a tensor, and those in texts
+_MAX_BRACKETS = 10 * _MAX_TENSORS
+_MAX_SIDES = 64
+# by their names in safetensors
+_BITS = {
+    name: bits
+    for bits, names in {
+        4: "F4",
+        6: "F6_E2M3 F6_E3M2",
+        8: "BOOL U8 I8 F8_E5M2 F8_E4M3 F8_E8M0 F8_E4M3FNUZ F8_E5M2FNUZ",
+        16: "I16 U16 F16 BF16",
+        32: "I32 U32 F32",
+        64: "I64 U64 F64 C64",
+    }.items()
+    for name in names.split()
+}
 _SHOWN = 5
 _HASHED = (".json", ".safetensors")
 
@@ -286,24 +312,25 @@ def read_header(path: Path) -> Header:
     """Return the header of a safetensors file.
 
     Raises:
-        ConfigError: it is damaged, shorter or longer than its header says, or something else.
+        ConfigError: it is damaged, shorter or longer than its header says, too large a header's,
+            or something else.
     """
+    head = head_of(path)
+    length = int.from_bytes(head[:_LENGTH_BYTES], "little")
     try:
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            length_bytes = file.read(_LENGTH_BYTES)
-            length = int.from_bytes(length_bytes, "little")
-            # never more than there is, whatever the length says
-            header = file.read(min(length, size))
+        with opened(path) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(_LENGTH_BYTES)
+            header = file.read(length) if length <= MAX_HEADER_BYTES else b""
     except OSError as error:
         raise unreadable(path, error) from error
-    check_head(path, length_bytes + header)
-    if len(length_bytes) < _LENGTH_BYTES or len(header) < length:
-        raise ConfigError(f"{path} is no safetensors file, or ends in its header: {INCOMPLETE}")
+    if len(head) < _LENGTH_BYTES or len(header) < length:
+        raise ConfigError(
+            f"{path} is no safetensors file, or ends in its header, or that has more than "
+            f"{MAX_HEADER_BYTES} bytes: {INCOMPLETE}"
+        )
     try:
-        entries = json.loads(header)
-        metadata = dict(entries.pop("__metadata__", None) or {})
-        tensors = {name: _Entry.of(entry) for name, entry in entries.items()}
+        metadata, tensors = _entries(header)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise ConfigError(
             f"{path} is no safetensors file, its header is not the JSON of one ({error}): "
@@ -315,24 +342,60 @@ def read_header(path: Path) -> Header:
     return Header({name: one.shape for name, one in tensors.items()}, metadata)
 
 
+def _entries(header: bytes) -> tuple[dict[str, str], dict[str, _Entry]]:
+    """Return what a header says beside its tensors, and these; ValueError and others for a lie.
+
+    What safetensors would refuse is refused, and a key that is there twice.
+    """
+    # before they take memory
+    if header.count(b"{") + header.count(b"[") > _MAX_BRACKETS:
+        raise ValueError(f"it has more than {_MAX_BRACKETS} brackets")
+    entries = json.loads(header.decode("utf-8"), object_pairs_hook=_once)
+    metadata = entries.pop("__metadata__", None) or {}
+    if not all(isinstance(one, str) for one in metadata.values()):
+        raise ValueError("its __metadata__ has more than texts")
+    if len(entries) > _MAX_TENSORS:
+        raise ValueError(f"it has {len(entries)} tensors, more than {_MAX_TENSORS}")
+    tensors = {name: _Entry.of(entry) for name, entry in entries.items()}
+    end = 0
+    for one in sorted(tensors.values(), key=lambda one: (one.start, one.end)):
+        if one.start != end:
+            raise ValueError(f"a tensor begins at byte {one.start}, the one before ends at {end}")
+        end = one.end
+    return metadata, tensors
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Entry:
     """A tensor in a header.
 
     Attributes:
-        end: of its bytes, counted from the end of the header.
+        start: of its bytes, counted from the end of the header, as is ``end``.
     """
 
     shape: tuple[int, ...]
+    start: int
     end: int
 
     @classmethod
     def of(cls, entry: Mapping[str, Any]) -> _Entry:
         start, end = entry["data_offsets"]
-        shape = tuple(int(side) for side in entry["shape"])
-        if not 0 <= start <= end or min(shape, default=0) < 0:
-            raise ValueError(f"{entry}")
-        return cls(shape, end)
+        shape = tuple(entry["shape"])
+        # bools are ints too
+        is_whole = all(type(one) is int and 0 <= one < 2**63 for one in (start, end, *shape))
+        # more sides than a tensor of torch may have would make numbers without end
+        if not is_whole or len(shape) > _MAX_SIDES or start > end:
+            raise ValueError(f"{entry!s:.200}")
+        if math.prod(shape) * _BITS[entry["dtype"]] != 8 * (end - start):
+            raise ValueError(f"{entry!s:.200}: its bytes are not those of its shape")
+        return cls(shape, start, end)
 
 
 def folder_hashes(folder: Path) -> dict[str, str]:

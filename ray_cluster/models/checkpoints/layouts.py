@@ -26,6 +26,8 @@ _SD2_V_LATENTS = 96
 # OpenCLIP has one more, which Stable Diffusion 2 leaves out
 _SD2_TEXT_LAYERS = 23
 _TIME_IDS = 6
+# published models have four; each is searched for in all names
+_MAX_LEVELS = 16
 # what only files of other kinds have, and what those are
 _OTHERS: Mapping[str, str] = {
     "lora_unet_": "a LoRA: register it with the service",
@@ -139,6 +141,8 @@ class _Reader:
                 levels.append([])
             else:
                 levels[-1].append(block)
+        if len(levels) > _MAX_LEVELS:
+            raise self._error(f"has a UNet of {len(levels)} levels, more than {_MAX_LEVELS}")
         takes, gives = shapes[f"{blocks}0.0.weight"][1], shapes[f"{UNET}out.2.weight"][0]
         if takes not in {gives, 2 * gives + 1}:
             raise self._error(
