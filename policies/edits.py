@@ -122,14 +122,26 @@ def edit_geometry(
     return EditGeometry(canvas, None, _work_px(canvas, bounds))
 
 
-def reference_size(image_px: SizePx, multiple_px: int, most_px: int, least_px: int = 0) -> SizePx:
+def reference_size(
+    image_px: SizePx,
+    multiple_px: int,
+    most_px: int,
+    least_px: int = 0,
+    *,
+    least_side_px: int = 1,
+    most_ratio: int | None = None,
+) -> SizePx:
     """Return the size in which a model sees a picture: its own, scaled to ``least_px`` to
-    ``most_px`` pixels; sides are cut to the grid, and are at least one multiple."""
+    ``most_px`` pixels, and up to the least side; sides are cut to the grid, and are at least one
+    multiple. No side is longer than ``most_ratio`` times the other."""
     num_px = image_px[0] * image_px[1]
-    scale = math.sqrt(min(max(num_px, least_px), most_px) / num_px)
-    width, height = (_down(side * scale, multiple_px) for side in image_px)
+    wanted = max(math.sqrt(max(num_px, least_px) / num_px), least_side_px / min(image_px))
+    scale = min(wanted, math.sqrt(most_px / num_px))
+    least = _up(least_side_px, multiple_px)
+    width, height = (max(least, _down(side * scale, multiple_px)) for side in image_px)
     # of a strip, the short side was raised
-    most_long = _down(most_px / min(width, height), multiple_px)
+    short = min(width, height)
+    most_long = _down(min(most_px / short, short * (most_ratio or math.inf)), multiple_px)
     return (min(width, most_long), min(height, most_long))
 
 

@@ -20,7 +20,7 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 9_320,
+    "api": 9_360,
     "benchmarks": 10_200,
     "cell": 1_150,
     "cli": 8_470,
@@ -30,14 +30,14 @@ BUDGET: dict[str, int] = {
     "control": 1_010,
     "deployments": 1_900,
     "dispatch": 6_740,
-    "engine": 17_960,
+    "engine": 17_980,
     "errors": 160,
-    "imaging": 2_380,
+    "imaging": 2_390,
     "jobs": 3_650,
     "kernels": 1_250,
     "models": 3_330,
     "observability": 1_110,
-    "policies": 10_170,
+    "policies": 10_180,
     "process": 310,
     "protocol": 2_450,
     "quality": 1_430,

@@ -39,6 +39,8 @@ KINDS = "PNG, JPEG, WebP" + (", AVIF or HEIC" if HAS_HEIC else " or AVIF")
 _FORMATS = ("PNG", "JPEG", "WEBP", "AVIF", *["HEIF"] * HAS_HEIC)
 # photos of phones: several views of one scene, of which the first is the photo
 _SEVERAL_VIEWS = ("MPO", "HEIF")
+# what a resize takes grows with the longer side, whatever the pixels; no JPEG has a longer one
+MAX_SIDE_PX = 65_535
 # programs write 20 at most; each costs the decoder a pass over all pixels, for 10 bytes of the file
 MAX_JPEG_SCANS = 32
 # what Pillow raises for damaged files; its bomb error is an Exception of no other kind
@@ -148,8 +150,8 @@ def opened(data: bytes, param: str, max_pixels: int | None = None) -> Iterator[I
 
     Raises:
         InvalidRequest: names ``param``; no file of :data:`KINDS` that can be decoded whole, more
-            pixels than allowed, several frames, or too many scans; also for what decoding raises in
-            the block.
+            pixels than allowed, too long a side, several frames, or too many scans; also for what
+            decoding raises in the block.
     """
     try:
         with warnings.catch_warnings():
@@ -239,6 +241,13 @@ def _check_size(width_px: int, height_px: int, param: str, max_pixels: int | Non
     num_pixels = width_px * height_px
     if num_pixels == 0:
         raise ValueError("it has no pixels")
+    if max(width_px, height_px) > MAX_SIDE_PX:
+        raise InvalidRequest(
+            f"{param!r} is {width_px}x{height_px}; at most {MAX_SIDE_PX} px a side are allowed. "
+            "Send a smaller image.",
+            param,
+            "invalid_image",
+        )
     if max_pixels is not None and num_pixels > max_pixels:
         raise _too_large(param, f"{width_px}x{height_px} = {num_pixels}", max_pixels)
 

@@ -110,6 +110,15 @@ def nearest_sampler(scheduler: str) -> SamplerName:
     return _SAMPLERS.get(scheduler) or _NEAREST.get(scheduler) or usual
 
 
+def max_noise_steps(scheduler: Mapping[str, Any], sampler: SamplerName) -> int:
+    """Return the most steps that a sampler can take with the noise schedule of a scheduler."""
+    if sampler == "lcm":
+        return int(scheduler.get("original_inference_steps", 50))
+    # with as many steps as timesteps some schedulers repeat a timestep, or pass the last one
+    limit = int(scheduler.get("num_train_timesteps", 1000)) - 1
+    return limit - int(scheduler.get("steps_offset", 0))
+
+
 def _sampler(name: str, scheduler: Mapping[str, Any]) -> tuple[SamplerName, bool]:
     """Return the sampler of a scheduler class, and whether it is the same method."""
     sampler, is_exact = _SAMPLERS.get(name), True

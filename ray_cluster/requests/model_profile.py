@@ -41,6 +41,8 @@ class ModelProfile:
         min_references: fewest; with 1, it makes nothing from text alone.
         max_reference_px: most pixels of each, to which larger ones are scaled down.
         min_reference_px: fewest, to which smaller ones are scaled up.
+        min_reference_side_px: shorter ones are scaled up with their picture.
+        max_reference_ratio: of the longer side of a picture to the other; None for any.
         engine: what runs it; calls take no ControlNets, no LoRAs, and show no previews.
         lora_start: steps without LoRAs by fidelity; None where no mode but exact is offered with
             LoRAs.
@@ -68,5 +70,7 @@ class ModelProfile:
     min_references: int = 0
     max_reference_px: int = 1024 * 1024
     min_reference_px: int = 0
+    min_reference_side_px: int = 1
+    max_reference_ratio: int | None = None
     engine: EngineKind = "steps"
     lora_start: LoraStart | None = None

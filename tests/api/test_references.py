@@ -48,7 +48,8 @@ def fake() -> FakeDispatcherClient:
         max_reference_px=128 * 64,
     )
     both = replace(eyes, model="both", edits="any", max_references=2)
-    return FakeDispatcherClient(shapes_profile(), eyes, both)
+    square = replace(eyes, model="square", min_reference_side_px=64, max_reference_ratio=8)
+    return FakeDispatcherClient(shapes_profile(), eyes, both, square)
 
 
 @pytest.fixture
@@ -98,6 +99,10 @@ async def test_a_model_looks_at_all_pictures(
     # the strip is brought into the bounds
     assert (await sent(http, fake, (STRIP,))).size_px == (32, 256)
     assert (await sent(http, fake, (ODD,), size="64x96")).size_px == (64, 96)
+    # too small for the model, and as long as may be
+    [dot] = (await sent(http, fake, (picture(1, 1),), model="square")).references
+    assert (dot.width_px, dot.height_px) == (64, 64)
+    assert (await sent(http, fake, (picture(4, 32),), model="square")).size_px == (64, 128)
 
 
 async def test_every_spelling_is_the_same_call(
@@ -135,13 +140,20 @@ async def test_a_mask_is_of_the_first(http: httpx.AsyncClient, fake: FakeDispatc
     ("images", "fields", "param", "says"),
     [
         ((IMAGE, ODD), {"model": "shapes"}, "image", "shapes takes 1. So many are taken by: eyes"),
-        ((IMAGE,) * 3, {"model": "both"}, "image", "both takes 2. So many are taken by: eyes."),
+        (
+            (IMAGE,) * 3,
+            {"model": "both"},
+            "image",
+            "both takes 2. So many are taken by: eyes",
+        ),
         ((IMAGE,) * 17, {}, "image[]", "at most 16 are allowed"),
         ((IMAGE,), {"mask": MASK}, "mask", "changes no part of one"),
         ((IMAGE, ODD), {"mask": mask_of(None, 50, 70), "model": "both"}, "mask", "same size"),
         ((IMAGE,), {"strength": 0.5}, "strength", "eyes looks at whole images"),
         ((IMAGE, ODD), {"strength": 0.5, "model": "both"}, "strength", "if it gets several"),
         ((IMAGE, IMAGE[:99]), {}, "image[1]", ""),
+        ((ODD, STRIP), {"model": "square"}, "image[1]", "is 4x200, a longer strip than the 8:1"),
+        ((STRIP,), {"model": "square"}, "image", "8:1"),
         ((IMAGE,), {"crop": "auto"}, "crop", "without a mask"),
         ((IMAGE,), {"size": "40x40"}, "size", "multiples of 16"),
         ((IMAGE,), {"fidelity": "fast"}, "fidelity", ""),
@@ -182,7 +194,8 @@ async def test_too_many_are_refused_before_any_is_decoded(http: httpx.AsyncClien
 async def test_cards_say_how_many(http: httpx.AsyncClient) -> None:
     cards = (await http.get("/v1/models")).json()["data"]
     found = {one["id"]: (one["edits"], one["max_input_images"]) for one in cards}
-    assert found == {"shapes": ("any", 1), "eyes": ("none", 16), "both": ("any", 2)}
+    eyes = dict.fromkeys(("eyes", "square"), ("none", 16))
+    assert found == {"shapes": ("any", 1), "both": ("any", 2)} | eyes
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16])

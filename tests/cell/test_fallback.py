@@ -27,6 +27,7 @@ from tests.engine.random_pipelines import SAVE
 pytestmark = [pytest.mark.xdist_group("local"), pytest.mark.timeout(300)]
 
 PROMPT = "a large blue star on a white background"
+MOST_STEPS = 20_000
 _AS_ASKED = {"use_resolution_binning": False, "clean_caption": False}
 # what guidance_scale 3 is for each pipeline, and what else our calls set
 GUIDED: dict[str, dict[str, Any]] = {
@@ -46,7 +47,13 @@ UNGUIDED: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     root = tmp_path_factory.mktemp("pipelines")
-    return {name: save(root / name) for name, save in SAVE.items()}
+    saved = {name: save(root / name) for name, save in SAVE.items()}
+    # as much noise in as many timesteps as the call has steps that is cancelled
+    scheduler = diffusers.DPMSolverMultistepScheduler(
+        num_train_timesteps=MOST_STEPS + 1, beta_start=5e-6, beta_end=1e-3
+    )
+    scheduler.save_pretrained(saved["pixart"] / "scheduler")
+    return saved
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +67,7 @@ def called(
             "name": name,
             "model": str(folder),
             "max_px": 128,
-            "max_num_inference_steps": 20_000,
+            "max_num_inference_steps": MOST_STEPS,
             "defaults": defaults,
         }
         for name, folder in folders.items()
@@ -196,7 +203,7 @@ def test_controlnets_are_refused(called: LocalService) -> None:
 
 def test_what_cannot_be_in_time_is_refused_before_it_is_begun(called: LocalService) -> None:
     """By what calls cost: thousands of steps in a second, and a few."""
-    late = {"num_inference_steps": 20_000, "slo_s": 1, "when_late": "refuse"}
+    late = {"num_inference_steps": MOST_STEPS, "slo_s": 1, "when_late": "refuse"}
     reply = send(called, "qwen", **late)
     assert reply.status_code == 400, reply.text
     assert reply.json()["error"]["code"] == "deadline_too_short"
@@ -266,7 +273,7 @@ def test_a_cancelled_call_frees_the_pool_at_the_end_of_a_step(
     name: str, called: LocalService
 ) -> None:
     """Both kinds of callbacks; the call would take a minute or more."""
-    body = {"prompt": PROMPT, "model": name, "num_inference_steps": 20_000, "guidance_scale": 1}
+    body = {"prompt": PROMPT, "model": name, "num_inference_steps": MOST_STEPS, "guidance_scale": 1}
     job = httpx.post(f"{called.url}/v1/jobs", json=body, headers=HEADERS).json()
     url = f"{called.url}/v1/jobs/{job['id']}"
     for _ in range(400):

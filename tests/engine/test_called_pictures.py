@@ -14,6 +14,8 @@ import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
 from PIL import Image
 
+from ray_cluster.api.input.sent_images import CheckedImages, Picture
+from ray_cluster.api.resolve.references import references_of
 from ray_cluster.engine.batch.step_costs import StepCosts
 from ray_cluster.engine.pipelines import loading
 from ray_cluster.engine.pipelines.classes import pipeline_facts
@@ -22,8 +24,8 @@ from ray_cluster.engine.pipelines.measuring import check_largest
 from ray_cluster.engine.pipelines.runner import CallRunner
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import ConfigError, InvalidRequest
-from ray_cluster.imaging.edit_images import EditPixels, SentPixels
-from ray_cluster.requests import BlobRef, Edit, ImageRequest, Reference
+from ray_cluster.imaging.edit_images import EditPixels, ImageFacts, SentPixels
+from ray_cluster.requests import BlobRef, Edit, ImageRequest, ModelProfile, Reference
 from tests.engine.random_models import save_sd
 from tests.engine.random_pipelines import (
     SAVE_EDITORS,
@@ -82,6 +84,15 @@ def alone(folder: Path, kind: str = "", parts: dict[str, Any] | None = None, **o
     return np.asarray(pipeline(**call | own).images[0])
 
 
+def as_seen(profile: ModelProfile, *sizes: tuple[int, int]) -> tuple[ImageRequest, SentPixels]:
+    """A request with pictures of these sizes, as a gateway brings them to the model's."""
+    files = [Picture(REF, ImageFacts(*one, has_alpha=False)) for one in sizes]
+    checked = CheckedImages(*files[0], more=tuple(files[1:]))
+    names = references_of(checked, profile)
+    sent = tuple(np.full((one.height_px, one.width_px, 3), 99, np.uint8) for one in names)
+    return wanted("a", references=names), SentPixels(references=sent)
+
+
 def as_images(sent: SentPixels) -> list[Image.Image]:
     return [Image.fromarray(one) for one in sent.references]
 
@@ -99,6 +110,11 @@ def test_klein_looks_at_none_one_and_several(tmp_path: Path) -> None:
         assert np.array_equal(made[-1], expected)
     assert not np.array_equal(made[0], made[1])
     assert not np.array_equal(made[1], made[2])
+    request, sent = as_seen(model.profile, (1, 1), (40, 40), (250, 2000), (63, 64))
+    model.make(request, lambda: None, sent)
+    with pytest.raises(InvalidRequest, match="8:1") as caught:
+        as_seen(model.profile, (1, 1), (20, 161))
+    assert caught.value.param == "image[1]"
 
 
 @pytest.mark.parametrize("name", SAVE_EDITORS)
@@ -109,6 +125,9 @@ def test_editors_make_what_diffusers_makes(name: str, tmp_path: Path, small_pict
     assert profile.min_references == 1
     assert profile.min_reference_px == profile.max_reference_px == 128 * 128
     check_largest(model)
+    for size in ((1, 1), (4, 1)):
+        request, sent = as_seen(profile, size)
+        model.make(request, lambda: None, sent)
     for count in {1, profile.max_references}:
         request, sent = looking(count, negative_prompt="grey")
         images: Any = as_images(sent) if name == "qwen-edit-plus" else as_images(sent)[0]

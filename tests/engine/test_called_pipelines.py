@@ -20,7 +20,7 @@ from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.batch.step_costs import StepCosts
 from ray_cluster.engine.files.folders import is_called
 from ray_cluster.engine.pipelines.classes import PipelineFacts, pipeline_facts
-from ray_cluster.engine.pipelines.loading import CalledPipeline, load_pipeline
+from ray_cluster.engine.pipelines.loading import CalledPipeline, inspect_pipeline, load_pipeline
 from ray_cluster.engine.pipelines.measuring import check_largest, measured_cost
 from ray_cluster.engine.pipelines.runner import CallRunner
 from ray_cluster.engine.stages.events import Broken, Decoded, RunnerEvent, Stepped
@@ -128,6 +128,14 @@ def test_settings_of_steps_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValidationError, match="ranks cannot be set with engine: diffusers"):
         pool_of(folder, engine="diffusers", ranks=2)
     assert not is_called(pool_of(folder, engine="steps"))
+
+
+@pytest.mark.parametrize(("save", "most"), [(save_pixart, 999), (save_qwen, 20_000)])
+def test_calls_have_no_more_steps_than_a_noise_schedule(
+    save: Callable[[Path], Path], most: int, tmp_path: Path
+) -> None:
+    pool = pool_of(save(tmp_path / "model"), max_num_inference_steps=20_000)
+    assert list(inspect_pipeline(pool).profile.max_steps_by_sampler.values()) == [most]
 
 
 def test_a_covered_folder_is_called_where_the_pool_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from ray_cluster.errors import InvalidRequest
-from ray_cluster.imaging.decoding import Header, decoded, header_of, on_white
+from ray_cluster.imaging.decoding import MAX_SIDE_PX, Header, decoded, header_of, on_white
 from ray_cluster.imaging.edit_images import ImageFacts, MaskFacts, image_facts, mask_facts
 from ray_cluster.imaging.encoder import Pixels
 from ray_cluster.policies.edits import Box
@@ -270,6 +270,17 @@ def test_as_many_pixels_as_allowed_are_decoded() -> None:
     assert image_facts(data, "image", 40 * 24).width_px == 40
     with pytest.raises(InvalidRequest, match="'mask' has 40x24 = 960 pixels; at most 959"):
         mask_facts(data, "mask", 40 * 24 - 1)
+
+
+def test_a_strip_is_refused_by_its_longer_side() -> None:
+    data = file_of(Image.new("RGBA", (MAX_SIDE_PX, 1)))
+    assert image_facts(data, "image", MAX_PIXELS).width_px == MAX_SIDE_PX
+    for size_px in ((MAX_SIDE_PX + 1, 1), (1, MAX_SIDE_PX + 1)):
+        data = file_of(Image.new("RGBA", size_px))
+        for look in (image_facts, mask_facts, decoded):
+            with pytest.raises(InvalidRequest, match="65535 px a side") as caught:
+                look(data, "image[1]", MAX_PIXELS)
+            assert (caught.value.param, caught.value.code) == ("image[1]", "invalid_image")
 
 
 def test_what_is_half_transparent_is_edited() -> None:

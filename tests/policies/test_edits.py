@@ -239,6 +239,21 @@ def test_a_size_on_the_grid_is_plain(bounds: SizeBounds, data: st.DataObject) ->
     assert edit_geometry(size, bounds).is_plain
 
 
+@given(st.integers(1, 70_000), st.floats(1, 8), st.booleans(), st.integers(64, 1024))
+def test_a_picture_is_seen_with_the_least_side_and_no_longer_strip(
+    short: int, ratio: float, is_wide: bool, side: int
+) -> None:
+    size = (short, int(short * ratio))
+    most_px = side**2
+    seen = reference_size(
+        size if is_wide else size[::-1], 16, most_px, least_side_px=64, most_ratio=8
+    )
+    assert all(one % 16 == 0 for one in seen)
+    assert min(seen) >= 64
+    assert max(seen) <= 8 * min(seen)
+    assert seen[0] * seen[1] <= most_px
+
+
 @given(st.integers(1, 20_000), st.integers(1, 20_000), st.sampled_from([8, 16, 32]))
 def test_a_picture_is_seen_on_the_grid_and_never_enlarged(width: int, height: int, by: int) -> None:
     most_px = 1 << 20

@@ -112,6 +112,7 @@ class CheckedImages:
     Attributes:
         mask: of the first image; None for an edit of everything.
         more: images beside the first.
+        param: what the call calls them.
     """
 
     image: BlobRef
@@ -119,6 +120,11 @@ class CheckedImages:
     mask: BlobRef | None = None
     mask_facts: MaskFacts | None = None
     more: tuple[Picture, ...] = ()
+    param: str = "image"
+
+    def param_of(self, index: int) -> str:
+        """Return how errors name one of the images."""
+        return f"{self.param}[{index}]" if self.more else "image"
 
     @property
     def pictures(self) -> tuple[Picture, ...]:
@@ -248,11 +254,11 @@ class SentImages:
                 known[ref] = await self.check_one(request, ref, param, limits)
         (image, facts), *more = (Picture(ref, known[ref]) for ref in refs)
         if mask is None:
-            return CheckedImages(image, facts, more=tuple(more))
+            return CheckedImages(image, facts, more=tuple(more), param=sent.param)
         data, most = self._source(request, mask, limits), limits.max_input_pixels
         client = caller_of(request)
         mask_facts = await _answer(self._checks.mask_facts, data, "mask", most, client)
-        return CheckedImages(image, facts, mask, mask_facts, tuple(more))
+        return CheckedImages(image, facts, mask, mask_facts, tuple(more), sent.param)
 
     async def make_map(
         self, request: Request, image: BlobRef, order: MapOrder, limits: LimitsConfig

@@ -71,9 +71,19 @@ def looks_at_pictures(
 
 
 def references_of(images: CheckedImages, profile: ModelProfile) -> tuple[Reference, ...]:
-    """Return all pictures of an edit as its model looks at them; none if it does not."""
+    """Return all pictures of an edit as its model looks at them; none if it does not.
+
+    Raises:
+        InvalidRequest: one of them is too long a strip for the model.
+    """
     if not profile.max_references:
         return ()
+    most = profile.max_reference_ratio
+    for index, one in enumerate(images.pictures):
+        if most is not None and max(one.size_px) > most * min(one.size_px):
+            what = "is {}x{}".format(*one.size_px)
+            what += f", a longer strip than the {most}:1 that {profile.model} looks at"
+            raise wrong(images.param_of(index), what, more="Cut it.")
     return tuple(Reference(one.ref, *_seen(one.size_px, profile)) for one in images.pictures)
 
 
@@ -86,18 +96,24 @@ def resolve_looking(
     is_stored: bool,
 ) -> tuple[ImageRequest, ...]:
     """Return one request per image whose model looks at pictures; see ``resolve``."""
+    pictures = references_of(images, profile)
     size_px = canvas_size(fields, profile) or _size_of_first(images.size_px, profile)
     wanted = fields.model_copy(update={"size": "{}x{}".format(*size_px)})
     # fewer steps were measured for images from text alone
     own = replace(profile, fewer_steps=None, outer_blocks=None)
-    pictures = references_of(images, profile)
     bases = resolve(wanted, own, limits, is_stored=is_stored)
     return tuple(replace(one, references=pictures) for one in bases)
 
 
 def _seen(size_px: SizePx, profile: ModelProfile) -> SizePx:
-    multiple_px = profile.size_multiple_px
-    return reference_size(size_px, multiple_px, profile.max_reference_px, profile.min_reference_px)
+    return reference_size(
+        size_px,
+        profile.size_multiple_px,
+        profile.max_reference_px,
+        profile.min_reference_px,
+        least_side_px=profile.min_reference_side_px,
+        most_ratio=profile.max_reference_ratio,
+    )
 
 
 def _size_of_first(size_px: SizePx, profile: ModelProfile) -> SizePx:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import diffusers
@@ -89,22 +90,31 @@ class Looks:
         are_needed: whether it makes nothing without one.
         is_list: whether it takes several, as a list.
         is_fixed: whether it scales all to one number of pixels, smaller ones, too.
+        min_side_px, max_ratio: of what it takes; diffusers fails at others.
     """
 
     most: int
     are_needed: bool = False
     is_list: bool = True
     is_fixed: bool = False
+    min_side_px: int = 1
+    max_ratio: int | None = None
 
 
+# ``Flux2ImageProcessor.check_image_input``
+_flux2 = partial(Looks, min_side_px=64, max_ratio=8)
+# ``smart_resize`` of Qwen2-VL takes 200, after the sides were rounded to multiples of 32
+_QWEN_RATIO = 100
 # by what the models' cards say
 _LOOKS: Mapping[str, Looks] = {
-    "Flux2KleinKVPipeline": Looks(4),
-    "Flux2KleinPipeline": Looks(4),
-    "Flux2Pipeline": Looks(6),
+    "Flux2KleinKVPipeline": _flux2(4),
+    "Flux2KleinPipeline": _flux2(4),
+    "Flux2Pipeline": _flux2(6),
     "FluxKontextPipeline": Looks(1, is_list=False, is_fixed=True),
-    "QwenImageEditPipeline": Looks(1, are_needed=True, is_list=False, is_fixed=True),
-    "QwenImageEditPlusPipeline": Looks(3, are_needed=True, is_fixed=True),
+    "QwenImageEditPipeline": Looks(
+        1, are_needed=True, is_list=False, is_fixed=True, max_ratio=_QWEN_RATIO
+    ),
+    "QwenImageEditPlusPipeline": Looks(3, are_needed=True, is_fixed=True, max_ratio=_QWEN_RATIO),
 }
 # tokens that a pipeline reads whose call does not say it
 _READS: Mapping[str, int] = {

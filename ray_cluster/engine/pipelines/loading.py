@@ -38,7 +38,7 @@ from ray_cluster.models.checkpoints.quantised import check_quantised, quantised_
 from ray_cluster.models.json_files import read_object
 from ray_cluster.models.local import ModelSizes, check_sides, vae_scale_factor
 from ray_cluster.models.prompt_tokens import packed, too_long
-from ray_cluster.models.sampling import nearest_sampler
+from ray_cluster.models.sampling import max_noise_steps, nearest_sampler
 from ray_cluster.models.weight_files import INDEX, UNUSED, check_files, components, weight_files
 from ray_cluster.policies.costs.gpu_shares import replica_bytes
 from ray_cluster.policies.costs.memory import MemoryPlan
@@ -124,7 +124,7 @@ def inspect_pipeline(pool: PoolConfig) -> InspectedPipeline:
         default_num_steps=steps,
         default_guidance_scale=scale,
         default_sampler=sampler,
-        max_steps_by_sampler={sampler: pool.max_num_inference_steps},
+        max_steps_by_sampler={sampler: _max_steps(pool, scheduler)},
         max_prompt_tokens=facts.max_tokens or _MAX_TOKENS,
         created_s=int((folder / INDEX).stat().st_mtime),
         guidance=facts.guidance.kind,
@@ -144,6 +144,14 @@ def inspect_pipeline(pool: PoolConfig) -> InspectedPipeline:
     return InspectedPipeline(folder, facts, profile, _weight_bytes(pool, folder), words)
 
 
+def _max_steps(pool: PoolConfig, scheduler: Mapping[str, Any]) -> int:
+    """Return the most steps of a call; flow matching has times of any number."""
+    most, name = pool.max_num_inference_steps, str(scheduler.get("_class_name"))
+    if name.startswith("FlowMatch") or "num_train_timesteps" not in scheduler:
+        return most
+    return min(most, max_noise_steps(scheduler, nearest_sampler(name)))
+
+
 def _looking(profile: ModelProfile, facts: PipelineFacts, pool: PoolConfig) -> ModelProfile:
     """Return a model's profile with the pictures that it looks at."""
     looks, wanted = facts.looks, pool.max_references
@@ -155,12 +163,15 @@ def _looking(profile: ModelProfile, facts: PipelineFacts, pool: PoolConfig) -> M
         )
     if looks is None:
         return profile
+    most_px = max(profile.max_px, looks.min_side_px) ** 2
     return replace(
         profile,
         max_references=looks.most if wanted is None else wanted,
         min_references=least,
-        max_reference_px=SEEN_PX if looks.is_fixed else min(SEEN_PX, profile.max_px**2),
+        max_reference_px=SEEN_PX if looks.is_fixed else min(SEEN_PX, most_px),
         min_reference_px=SEEN_PX if looks.is_fixed else 0,
+        min_reference_side_px=looks.min_side_px,
+        max_reference_ratio=looks.max_ratio,
     )
 
 

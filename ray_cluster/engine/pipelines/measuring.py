@@ -114,7 +114,8 @@ def _note(ends: list[float], clock: Callable[[], float]) -> None:
 def _pictures(profile: ModelProfile, count: int, side_px: int) -> SentPixels:
     """Return so many grey pictures, at most as large as the model sees any."""
     bounds = profile.size_multiple_px, profile.max_reference_px, profile.min_reference_px
-    width, height = reference_size((side_px, side_px), *bounds)
+    least = profile.min_reference_side_px
+    width, height = reference_size((side_px, side_px), *bounds, least_side_px=least)
     return SentPixels(references=(np.full((height, width, 3), 127, np.uint8),) * count)
 
 

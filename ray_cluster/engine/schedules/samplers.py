@@ -21,6 +21,7 @@ from ray_cluster.engine.schedules.sampler_schedules import (
     lcm,
 )
 from ray_cluster.errors import InvalidRequest, ModelUnsupported
+from ray_cluster.models.sampling import max_noise_steps
 from ray_cluster.requests import FLOW_SAMPLER_NAMES, ImageRequest, SamplerName, noise_samplers
 
 _BUILDERS: Mapping[SamplerName, Callable[[Mapping[str, Any], int, int], SamplerTable]] = {
@@ -115,12 +116,7 @@ class SamplerTables:
         """Return the most steps the sampler can take with this model, at most ``ceiling``."""
         if self._flow is not None:
             return min(int(self._config.get("num_train_timesteps", 1000)), ceiling)
-        # with as many steps as timesteps some schedulers repeat a timestep, or pass the last one
-        limit = int(self._config.get("num_train_timesteps", 1000)) - 1
-        limit -= int(self._config.get("steps_offset", 0))
-        if sampler == "lcm":
-            limit = int(self._config.get("original_inference_steps", 50))
-        return min(limit, ceiling)
+        return min(max_noise_steps(self._config, sampler), ceiling)
 
     def of(self, request: ImageRequest) -> SamplerTable:
         """Return the schedule of a request; errors are those of :meth:`table`."""
