@@ -35,6 +35,8 @@ def test_a_person_makes_an_image_edits_it_and_looks_at_the_cell(
         took_s = time.monotonic() - begun_s
         assert took_s < FIRST_IMAGE_S, took_s
         page.get_by_role("button", name="Edit it").click()
+        # once it is there
+        expect(page.locator("#edit canvas").first).to_be_focused()
         page.keyboard.press("Enter")
         page.keyboard.press("Shift+ArrowRight")
         page.keyboard.press("Enter")
