@@ -23,8 +23,7 @@ from tests.engine.checkpoints import Kind, save_checkpoint, text_encoder, tokeni
 Record = Callable[[str, object], None]
 
 _WITHIN = 0.10
-# the aim is 0.10; in half precision the peak was 0.08 to 0.11 above the plan, for a cause that is not
-# known
+# the aim is 0.10: in half precision the peak was 0.08 to 0.11 above the plan; why is not known
 _PEAK_WITHIN = {"float32": _WITHIN, "bfloat16": 0.13}
 # run apart: the tests' own process keeps what others took
 _PROGRAM = """
