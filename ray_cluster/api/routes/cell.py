@@ -61,7 +61,7 @@ class CellModelCard(BaseModel):
     """A model, or another kind of worker that images wait for."""
 
     id: str
-    kind: str = Field(description="`denoise` for a model, `score`, `upscale`, `control`, `lora`.")
+    kind: str = Field(description="`denoise` for a model; of others what they do.")
     waiting: int = Field(description="Images in its queue.")
     running: int = Field(description="Images that its replicas hold.")
     replicas: list[ReplicaCard]
