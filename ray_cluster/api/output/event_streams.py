@@ -187,8 +187,8 @@ class StreamSlots:
         if self._num_open[caller] >= most:
             raise ApiError(
                 HTTPStatus.TOO_MANY_REQUESTS,
-                f"You have {most} event streams open, as many as are allowed "
-                "(limits.max_streams_per_client); close one, or ask with GET /v1/jobs/{id}.",
+                f"You have {most} event streams of this kind open, as many as are allowed; close "
+                "one, or ask for a job with GET /v1/jobs/{id}.",
                 code="too_many_streams",
                 retry_after_s=math.inf,
             )

@@ -5,6 +5,8 @@ import { callJson } from "./api.js";
 /** @typedef {import("./types.js").Model} Model */
 /** @typedef {import("./types.js").ControlNet} ControlNet */
 
+const PREVIEWS = 3;
+
 export class Offer {
   /** @param {Model[]} models @param {ControlNet[]} controlnets @param {string[]} detectors */
   constructor(models, controlnets, detectors) {
@@ -25,6 +27,14 @@ export class Offer {
   card(id) {
     const found = this.models.find((one) => one.id === id);
     return found?.parent ? this.models.find((one) => one.id === found.parent) : found;
+  }
+
+  /** What the page wishes beside the form: pipelines that are called show no previews.
+   * @param {string} id @returns {{partial_images?: number}} */
+  wishes(id) {
+    const card = this.card(id);
+    const maker = card?.cascade ? this.card(card.cascade.heavy) : card;
+    return maker?.engine === "diffusers" ? {} : { partial_images: PREVIEWS };
   }
 
   /** @param {string} id @returns {string[]} names of the LoRAs that a call of the model may name */

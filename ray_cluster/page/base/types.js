@@ -13,6 +13,7 @@
  * @property {string} default_size
  * @property {Record<string, number>} max_steps_by_sampler
  * @property {"any" | "masked" | "none"} edits
+ * @property {"steps" | "diffusers"} [engine]
  * @property {number} max_input_images
  * @property {string[]} controlnets
  * @property {{factors: number[], max_px: number} | null} upscale

@@ -10,7 +10,6 @@ import { Mask } from "./mask.js";
 /** @typedef {import("../base/models.js").Offer} Offer */
 /** @typedef {import("../base/types.js").Body} Body */
 
-const PREVIEWS = 3;
 // fields that mean something with a mask alone
 const OF_MASKS = ["feather_px", "crop"];
 
@@ -113,7 +112,7 @@ export class Edit {
     const name = this.#pictures.length > 1 ? "image[]" : "image";
     for (const picture of this.#pictures) form.append(name, picture, "picture");
     if (mask !== null) form.append("mask", mask, "mask.png");
-    for (const [field, value] of Object.entries({ ...body, partial_images: PREVIEWS })) {
+    for (const [field, value] of Object.entries({ ...body, ...this.fields.offered.wishes(this.fields.model.value) })) {
       form.append(field, typeof value === "string" ? value : JSON.stringify(value));
     }
     const files = [...this.#pictures.map(() => name), ...(mask === null ? [] : ["mask"])];

@@ -10,7 +10,6 @@ import { Estimates } from "./estimate.js";
 /** @typedef {import("../base/models.js").Offer} Offer */
 /** @typedef {import("../base/types.js").Body} Body */
 
-const PREVIEWS = 3;
 
 export class Make {
   /** @param {HTMLFormElement} form @param {HTMLElement} results @param {Offer} offered */
@@ -61,7 +60,7 @@ export class Make {
     send.disabled = true;
     showError(this.form, null);
     try {
-      const body = { ...this.body(), partial_images: PREVIEWS };
+      const body = { ...this.body(), ...this.fields.offered.wishes(this.fields.model.value) };
       const run = await begun({ body, files: [] });
       shownFirst(this.results, run);
     } catch (error) {
