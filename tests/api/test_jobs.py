@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections.abc import AsyncIterator
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import httpx
@@ -136,16 +138,29 @@ async def test_what_was_stored_for_a_call_without_a_reply_is_deleted(
 ) -> None:
     monkeypatch.setattr("ray_cluster.api.routes.files.LATE_WRITE_S", 0.05)
     results = replica.cell.results
+    is_written, delete, deleted_s = threading.Event(), results.delete, []
+
+    def delete_once_written(names: Sequence[str]) -> None:
+        # however long the abort takes on a busy machine
+        deleted_s.append(time.monotonic())
+        assert is_written.wait(60)
+        delete(names)
+
+    monkeypatch.setattr(results, "delete", delete_once_written)
     body = {**BODY, "n": 2, "response_format": "url"}
     leaves = asyncio.create_task(calls.post("/v1/images/generations", json=body))
     await until(lambda: replica.cell.core.num_waiting == 2)
     first, second = (await replica.poll()).values()
     await replica.finish(first, b"in time")
+    left_s = time.monotonic()
     leaves.cancel()
     await asyncio.gather(leaves, return_exceptions=True)
     # the replica was about to write it when it heard of the abort
     results.put(second.request.file_id, b"late")
+    is_written.set()
     await until(lambda: not list(results.entries()))
+    assert len(deleted_s) == 1
+    assert deleted_s[0] - left_s >= 0.05
 
 
 async def test_an_attached_call_may_ask_for_links(
