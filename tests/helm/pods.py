@@ -165,8 +165,10 @@ class Pod:
                 f"exec {command.replace('ADDRESS', self.address)}",
             ]
         )
+        # it ends with these tests, also when something kills them
         self._command = [
-            *("ip", "netns", "exec", self.namespace, "unshare", "--mount", "bash", "-c", script)
+            *("setpriv", "--pdeathsig", "TERM", "ip", "netns", "exec", self.namespace),
+            *("unshare", "--mount", "bash", "-c", script),
         ]
         self._environment = {**base, **given, **environment}
         self._process: subprocess.Popen[bytes]

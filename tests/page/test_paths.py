@@ -154,6 +154,13 @@ def test_an_edit_changes_what_is_painted_and_nothing_else(
         form.get_by_role("button", name="Add", exact=True).click()
         form.get_by_role("button", name="Undo").click()
         form.get_by_role("button", name="Redo").click()
+        with page.expect_download() as kept:
+            form.get_by_role("button", name="Save the mask").click()
+        assert kept.value.suggested_filename == "mask.png"
+        mask = np.asarray(Image.open(kept.value.path()).getchannel("A"))
+        assert mask.shape == (128, 128)
+        assert (mask[:, :64] == 255).all()
+        assert (mask[:, 64:] == 0).all()
         form.get_by_label("Prompt").fill("a large blue square on a white background")
         form.get_by_role("button", name="Edit", exact=True).click()
         expect(page.locator(f"#edited {MADE}")).to_be_visible()

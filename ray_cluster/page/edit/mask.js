@@ -39,7 +39,8 @@ export class Mask extends HTMLElement {
         el("label", {}, "Brush ", this.#width),
         button("Undo", () => this.#strokes.undo()),
         button("Redo", () => this.#strokes.redo()),
-        button("Clear", () => this.#strokes.clear())),
+        button("Clear", () => this.#strokes.clear()),
+        button("Save the mask", () => this.#save())),
       this.#canvas,
       el("p", { class: "hint" }, "Paint what is to change; nothing painted: all of it. Keys: arrows move, with Shift further; Enter begins and ends a stroke; Ctrl+Z undoes."),
       el("details", {}, el("summary", {}, "A rectangle by numbers"), el("div", { class: "row" }, ...this.#sides, add)),
@@ -108,6 +109,14 @@ export class Mask extends HTMLElement {
     context.fillStyle = "#000";
     context.fillRect(0, 0, width, height);
     return new Promise((resolve) => canvas.toBlob(resolve, "image/png"));
+  }
+
+  async #save() {
+    const mask = await this.toBlob();
+    if (mask === null) return;
+    const href = URL.createObjectURL(mask);
+    el("a", { href, download: "mask.png" }).click();
+    setTimeout(() => URL.revokeObjectURL(href), 60_000);
   }
 
   /** @returns {import("./strokes.js").Tool} */
