@@ -22,6 +22,8 @@ from ray_cluster.api.output.resource_schemas import ErrorResponse
 from ray_cluster.api.settings import CurrentSettings
 from ray_cluster.requests import UPSCALE_FACTORS
 
+_REF = "#/components/schemas/{model}"
+_ERROR = _REF.format(model=ErrorResponse.__name__)
 # the endpoints of these calls read the body by themselves, bounded and strictly
 _KINDS: Mapping[str, tuple[type[ImageGenerationRequest], ...]] = {
     "/v1/images/generations": (ImageGenerationRequest,),
@@ -86,7 +88,13 @@ def errors(*statuses: int) -> dict[int | str, dict[str, Any]]:
     texts: dict[int | str, str] = {status: ERRORS[status] for status in statuses}
     # also keeps FastAPI from documenting its own 422, which this API never sends
     texts["default"] = "Any other error."
-    return {key: {"model": ErrorResponse, "description": text} for key, text in texts.items()}
+    return {key: error(text) for key, text in texts.items()}
+
+
+def error(text: str) -> dict[str, Any]:
+    """Return the documentation of one error: by reference, as FastAPI would compile its model
+    anew for every status of every route."""
+    return {"content": {"application/json": {"schema": {"$ref": _ERROR}}}, "description": text}
 
 
 def describe_by_settings(app: FastAPI, settings: CurrentSettings) -> None:
@@ -97,6 +105,9 @@ def describe_by_settings(app: FastAPI, settings: CurrentSettings) -> None:
         document = copy.deepcopy(describe())
         for path, kinds in _KINDS.items():
             document["paths"][path]["post"]["requestBody"] = _body(kinds, settings)
+        schema = ErrorResponse.model_json_schema(ref_template=_REF)
+        schemas = schema.pop("$defs") | {ErrorResponse.__name__: schema}
+        document["components"]["schemas"] |= schemas
         if settings.is_open:
             _leave_keys_out(document)
         return document

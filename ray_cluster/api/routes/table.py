@@ -45,6 +45,7 @@ from ray_cluster.api.routes.loras import LorasEndpoint
 from ray_cluster.api.routes.models import ModelsEndpoint
 from ray_cluster.api.routes.openapi import (
     ERRORS,
+    error,
     errors,
     event_stream,
     inlined_schema,
@@ -154,7 +155,7 @@ def _add(
     if roles:
         options["dependencies"] = [Depends(role_guard(roles))]
         text = f"The API key has not the role {' or '.join(f'`{one}`' for one in roles)}."
-        responses[403] = {"model": ErrorResponse, "description": text}
+        responses[403] = error(text)
     if model is not None:
         options["response_model"] = model
     elif more:

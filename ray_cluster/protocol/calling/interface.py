@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import GenericAlias
 from typing import Any, TypeVar
 
@@ -72,8 +73,9 @@ class Method:
         return float(args[-1]) if self.parameters[-1:] == (_WAIT,) else 0.0
 
 
-def methods_of(interface: type) -> dict[str, Method]:
-    """Return the methods of an interface by name."""
+@cache
+def methods_of(interface: type) -> Mapping[str, Method]:
+    """Return the methods of an interface by name; once a process, as codecs take a while."""
     names = [name for name in dir(interface) if not name.startswith("_")]
     functions = {name: getattr(interface, name) for name in names}
     return {
