@@ -30,12 +30,12 @@ BUDGET: dict[str, int] = {
     "control": 1_010,
     "deployments": 1_900,
     "dispatch": 6_740,
-    "engine": 18_095,
+    "engine": 18_090,
     "errors": 160,
     "imaging": 2_390,
     "jobs": 3_650,
     "kernels": 1_250,
-    "models": 3_331,
+    "models": 3_332,
     "observability": 1_110,
     "policies": 10_180,
     "process": 310,
@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_570,
     "storage": 950,
-    "tests": 95_000,
+    "tests": 95_200,
     "transport": 1_450,
 }
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from ray_cluster.engine.pipelines.classes import pipeline_facts
-from ray_cluster.engine.pipelines.loading import load_pipeline
+from ray_cluster.engine.pipelines.loading import inspect_pipeline, load_pipeline
 from ray_cluster.engine.pipelines.measuring import check_largest
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import ModelUnsupported
@@ -150,3 +150,10 @@ def test_what_lacks_its_package_says_so(
         pipeline_facts(name, {})
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: object())
     assert pipeline_facts(name, {}).kind is getattr(diffusers, name)
+
+
+def test_no_more_is_offered_than_there_are_positions(tmp_path: Path) -> None:
+    save_family("HiDreamImagePipeline", tmp_path)
+    pool = pool_of(tmp_path, max_px=None, defaults={"size": "96x96"})
+    # twice the size, or 64 latent pixels of two pixels each
+    assert inspect_pipeline(pool).profile.max_px == 128

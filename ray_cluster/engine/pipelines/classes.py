@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import diffusers
 import numpy as np
@@ -62,6 +62,9 @@ _MULTIPLES: Mapping[str, int] = {
 }
 # what stands for no negative prompt, as the models' cards have it
 _NO_NEGATIVE = " "
+
+
+Callback = Literal["callback_on_step_end", "callback"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +178,7 @@ class PipelineFacts:
     kind: type[Any]
     defaults: Mapping[str, Any]
     guidance: Guidance
-    callback: Literal["callback_on_step_end", "callback"] | None
+    callback: Callback | None
     looks: Looks | None = None
     edits: tuple[type[Any], type[Any]] | None = None
 
@@ -242,8 +245,8 @@ class PipelineFacts:
             found["max_area"] = request.width_px * request.height_px
         if sent.edit is not None and request.edit is not None:
             found |= {"image": Image.fromarray(sent.edit.work), "strength": request.edit.strength}
-            mask = np.ones(sent.edit.work.shape[:2], np.bool_)
-            mask = mask if sent.edit.mask is None else sent.edit.mask
+            mask = sent.edit.mask
+            mask = np.ones(sent.edit.work.shape[:2], np.bool_) if mask is None else mask
             found["mask_image"] = Image.fromarray(mask).convert("L")
             # the first is the one that is edited, which the class shows its model itself
             for one in sent.references[1:]:
@@ -275,7 +278,7 @@ def pipeline_facts(name: str, index: Mapping[str, Any]) -> PipelineFacts:
     if why := _why_not(name, kind, parameters):
         raise ModelUnsupported(f"{name} of diffusers {diffusers.__version__} is not run: {why}")
     guidance = _guidance(name, parameters, index)
-    callback = next((one for one in _CALLBACKS if one in parameters), None)
+    callback: Callback | None = next((one for one in get_args(Callback) if one in parameters), None)
     defaults = {key: one.default for key, one in parameters.items()}
     edits = _editing(kind, name, callback)
     return PipelineFacts(kind, defaults, guidance, callback, _LOOKS.get(name), edits)
@@ -317,12 +320,6 @@ def _editing(
 def _components(kind: type[Any]) -> set[str]:
     parameters = inspect.signature(kind.__init__).parameters.values()
     return {one.name for one in parameters if not isinstance(one.default, bool | int)}
-
-
-_CALLBACKS: tuple[Literal["callback_on_step_end", "callback"], ...] = (
-    "callback_on_step_end",
-    "callback",
-)
 
 
 def _guidance(name: str, parameters: Mapping[str, Any], index: Mapping[str, Any]) -> Guidance:

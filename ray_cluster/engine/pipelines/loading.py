@@ -194,10 +194,12 @@ def _sizes(pool: PoolConfig, folder: Path, facts: PipelineFacts) -> ModelSizes:
         side = sample * factor if isinstance(sample, int) else _SIDE_PX
     width, height = (side, side) if pool.defaults.size is None else size_of(pool.defaults.size)
     largest = pool.max_px or 2 * max(width, height)
+    # positions of patches, a square of them, or of latent pixels
     if pool.max_px is None and denoiser.get("_class_name") == "AuraFlowTransformer2DModel":
-        # it has so many positions, a square of them
-        positions = math.isqrt(denoiser["pos_embed_max_size"])
-        largest = min(largest, positions * denoiser["patch_size"] * factor)
+        positions = math.isqrt(denoiser["pos_embed_max_size"]) * denoiser["patch_size"]
+        largest = min(largest, positions * factor)
+    elif pool.max_px is None and "max_resolution" in denoiser:
+        largest = min(largest, denoiser["max_resolution"][0] * factor)
     found = ModelSizes(multiple, pool.min_px or multiple, largest, width, height)
     check_sides(pool, found)
     return found
@@ -301,7 +303,7 @@ class CalledPipeline:
         self.facts.set_size(pipeline, request)
         arguments = self.facts.arguments(request, sent)
         if self.facts.callback is not None:
-            arguments[self.facts.callback] = _callback(self.facts, on_step)
+            arguments[self.facts.callback] = _callback(on_step)
         generator = torch.Generator("cpu").manual_seed(request.seed)
         try:
             images = pipeline(**arguments, generator=generator)[0]
@@ -330,15 +332,13 @@ def _as_pixels(image: Any, size_px: SizePx, *, is_edit: bool) -> Pixels:
     return np.asarray(Image.fromarray(made).resize(size_px, Image.Resampling.LANCZOS))
 
 
-def _callback(facts: PipelineFacts, on_step: OnStep) -> Callable[..., Any]:
-    def at_end(_pipeline: Any, _step: int, _timestep: Any, kept: dict[str, Any]) -> dict[str, Any]:
+def _callback(on_step: OnStep) -> Callable[..., Any]:
+    def at_end(*given: Any) -> Any:
         on_step()
-        return kept
+        # what a callback of the newer kind may change; the older kind's result is nobody's
+        return given[-1]
 
-    def at_end_of_old(_step: int, _timestep: Any, _latents: Any) -> None:
-        on_step()
-
-    return at_end if facts.callback == "callback_on_step_end" else at_end_of_old
+    return at_end
 
 
 def load_pipeline(pool: PoolConfig) -> CalledPipeline:
