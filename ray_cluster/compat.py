@@ -91,19 +91,21 @@ def is_offloaded(layer: nn.Module) -> bool:
     return hasattr(layer, "_hf_hook")
 
 
-def images_and_text(processor: str, images: Any, tokenizer: Any) -> Any:
-    """Return a transformers processor of images and text that has no processor of videos.
+def processor_without_torchvision(name: str) -> Any:
+    """Return a class of transformers' processors as far as it goes without torchvision.
 
-    Only torchvision has one, which does not stand beside torch for CPUs.
-
-    Args:
-        processor: name of its class.
-        images: its processor of images.
+    Which does not stand beside torch for CPUs. Videos need it, and Pixtral's pictures: of that one
+    texts are left. None for a class that does without it anyway.
     """
     import transformers
 
-    class WithoutVideos(getattr(transformers, processor)):  # type: ignore[misc]
-        def check_argument_for_proper_class(self, _name: str, value: Any) -> type:
-            return type(value)
+    kind: Any = getattr(transformers, name, None)
 
-    return WithoutVideos(images, tokenizer, None)
+    def of_texts(self: Any, tokenizer: Any = None, chat_template: str | None = None) -> None:
+        transformers.ProcessorMixin.__init__(self, tokenizer, chat_template=chat_template)
+
+    if "torchvision" in getattr(kind, "_backends", ()):
+        return type(name, (transformers.ProcessorMixin,), {"__init__": of_texts})
+    parts: list[str] = getattr(kind, "get_attributes", list)()
+    own = classmethod(lambda _kind: [one for one in parts if one != "video_processor"])
+    return type(name, (kind,), {"get_attributes": own}) if "video_processor" in parts else None

@@ -1,6 +1,7 @@
 """Every private name of another library that we use is there, and does what it is used for."""
 
 import inspect
+from pathlib import Path
 
 import diffusers
 import pytest
@@ -87,10 +88,20 @@ def test_an_offloaded_layer_is_known() -> None:
 
 def test_a_processor_does_without_videos() -> None:
     tokenizer = build_tokenizer(VISION)
-    made = compat.images_and_text("Qwen2VLProcessor", Qwen2VLImageProcessorPil(), tokenizer)
+    kind = compat.processor_without_torchvision("Qwen2VLProcessor")
+    made = kind(Qwen2VLImageProcessorPil(), tokenizer)
     assert isinstance(made, Qwen2VLProcessor)
     text = "a<|vision_start|><|image_pad|><|vision_end|>"
     found = made(text=[text], images=[Image.new("RGB", (56, 112))], return_tensors="pt")
     assert found["image_grid_thw"].tolist() == [[1, 8, 4]]
     # a token for each four patches
     assert (found["input_ids"] == made.image_token_id).sum() == 8
+    assert compat.processor_without_torchvision("CLIPProcessor") is None
+
+
+def test_a_processor_that_needs_torchvision_reads_texts(tmp_path: Path) -> None:
+    tokenizer, kind = build_tokenizer(), compat.processor_without_torchvision("PixtralProcessor")
+    kind(tokenizer, chat_template=tokenizer.chat_template).save_pretrained(tmp_path)
+    talk = [[{"role": "user", "content": "a star"}]]
+    made = kind.from_pretrained(tmp_path).apply_chat_template(talk, tokenize=True, return_dict=True)
+    assert made["input_ids"] == tokenizer.apply_chat_template(talk)["input_ids"]

@@ -83,7 +83,8 @@ class Component:
     @property
     def has_weights(self) -> bool:
         """Whether it is a model, not a tokenizer, a scheduler or a processor of pictures."""
-        return not (self.name.startswith(("tokenizer", "scheduler")) or self.is_processor)
+        others = ("tokenizer", "scheduler", "guider", "processor")
+        return not any(one in self.name for one in others)
 
     @property
     def is_processor(self) -> bool:
@@ -155,9 +156,10 @@ def components(folder: Path) -> tuple[Component, ...]:
     """
     found = []
     for name, value in read_object(folder / INDEX).items():
-        if not isinstance(value, list) or not value or value[0] is None or name in UNUSED:
+        is_part = isinstance(value, list) and value and isinstance(value[0], str)
+        if not is_part or name in UNUSED:
             continue
-        if len(value) != 2 or not all(isinstance(part, str) for part in value):
+        if len(value) != 2 or not isinstance(value[1], str):
             raise ConfigError(
                 f"{folder / INDEX}: {name} is {value}, not [library, class]; download it again"
             )
@@ -180,7 +182,7 @@ def check_files(folder: Path) -> None:
         place = folder / component.name
         if not place.is_dir():
             raise ConfigError(f"{folder} has no folder {component.name}: {INCOMPLETE}")
-        if component.name.startswith("tokenizer") or component.is_processor:
+        if "tokenizer" in component.name or component.is_processor:
             # the one that is read here too; the others are their library's
             if not component.is_processor:
                 read_object(place / "tokenizer_config.json")
@@ -194,7 +196,7 @@ def check_files(folder: Path) -> None:
                 read_head = head_of if found.is_pickled else header_shapes
                 (gguf_tensors if found.is_gguf else read_head)(path)
         else:
-            read_object(place / "scheduler_config.json")
+            read_object(place / f"{component.name.split('_')[-1]}_config.json")
 
 
 def lacks_weights(folder: Path, component: Component) -> bool:

@@ -9,10 +9,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import httpx
 import numpy as np
 import openai
 import pytest
+import torch
 from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit_plus as editor
 from PIL import Image
 
@@ -183,3 +185,37 @@ def test_what_is_refused(called: LocalService) -> None:
         "klein": (16, False),
         "qwen-edit-plus": (3, True),
     }
+
+
+@pytest.mark.parametrize("name", ["klein", "qwen-edit-plus"])
+def test_a_mask_is_for_where_a_sibling_takes_it(
+    name: str, called: LocalService, folders: dict[str, Path]
+) -> None:
+    """What it spares stays, bit for bit."""
+    template, mask = Image.effect_noise((64, 64), 90).convert("RGB"), Image.new("L", (64, 64))
+    mask.paste(255, (8, 16, 40, 48))
+    alpha = Image.merge("LA", [mask.point(lambda one: 255 - one)] * 2)
+    body = body_of(name, 0) | {"images": [coded(file_of(template)), coded(file_of(picture(3)))]}
+    reply = edit(called, body, mask=coded(file_of(alpha)), strength=0.75)
+    if name == "qwen-edit-plus":
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "mask")
+        return
+    assert reply.status_code == 200, reply.text
+    whole = diffusers.DiffusionPipeline.from_pretrained(folders[name])
+    own = diffusers.Flux2KleinInpaintPipeline(**whole.components)
+    image = own(
+        prompt=PROMPT,
+        image=template,
+        mask_image=mask,
+        image_reference=picture(3),
+        strength=0.75,
+        num_inference_steps=4,
+        guidance_scale=3.0,
+        generator=torch.Generator("cpu").manual_seed(5),
+    ).images[0]
+    expected = np.where(np.asarray(mask)[..., None] > 0, image, template)
+    made = pixels_of(images(reply)[0])
+    assert np.array_equal(made, expected)
+    assert not np.array_equal(made, np.asarray(template))
+    one = edit(called, body_of(name, 3), mask=coded(file_of(alpha)))
+    assert (one.status_code, one.json()["error"]["param"]) == (400, "image"), one.text

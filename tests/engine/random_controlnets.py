@@ -22,7 +22,7 @@ def save_controlnets(pipeline: Any, folder: Path, count: int) -> list[Path]:
         net = ControlNetModel.from_unet(
             pipeline.unet,
             conditioning_channels=3,
-            conditioning_embedding_out_channels=(8, 8, 16)[: _stages(pipeline)],
+            conditioning_embedding_out_channels=(8, 8, 16, 16)[: _stages(pipeline)],
             controlnet_conditioning_channel_order=("rgb", "bgr")[index % 2],
         )
         outputs = [*net.controlnet_down_blocks, net.controlnet_mid_block]

@@ -78,11 +78,12 @@ def build_tokenizer(more: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def _kl_vae(channels: int) -> AutoencoderKL:
+def kl_vae(channels: int, num_blocks: int = 2) -> AutoencoderKL:
+    """An autoencoder that halves the sides once less than it has blocks."""
     return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(16, 32),
+        down_block_types=("DownEncoderBlock2D",) * num_blocks,
+        up_block_types=("UpDecoderBlock2D",) * num_blocks,
+        block_out_channels=(16, *[32] * (num_blocks - 1)),
         layers_per_block=1,
         latent_channels=channels,
         norm_num_groups=8,
@@ -108,14 +109,14 @@ def save_pixart(folder: Path) -> Path:
         vocab_size=len(tokenizer), d_model=32, d_ff=37, d_kv=8, num_heads=4, num_layers=2
     )
     PixArtSigmaPipeline(
-        tokenizer, T5EncoderModel(text), _kl_vae(4), transformer, DPMSolverMultistepScheduler()
+        tokenizer, T5EncoderModel(text), kl_vae(4), transformer, DPMSolverMultistepScheduler()
     ).save_pretrained(folder)
     return folder
 
 
 def save_qwen(folder: Path) -> Path:
     """Qwen-Image, which is guided by ``true_cfg_scale``."""
-    QwenImagePipeline(**_qwen_parts()).save_pretrained(folder)
+    QwenImagePipeline(**qwen_parts()).save_pretrained(folder)
     return folder
 
 
@@ -131,7 +132,7 @@ def save_qwen_edit(folder: Path, pipeline: str) -> Path:
     return folder
 
 
-def _qwen_parts() -> dict[str, Any]:
+def qwen_parts() -> dict[str, Any]:
     torch.manual_seed(0)
     tokenizer = build_tokenizer(VISION)
     tokens = dict(zip(VISION, tokenizer.convert_tokens_to_ids(list(VISION)), strict=True))
@@ -211,7 +212,7 @@ def save_z_image(folder: Path) -> Path:
         transformer.x_pad_token.normal_()
         transformer.cap_pad_token.normal_()
     ZImagePipeline(
-        FlowMatchEulerDiscreteScheduler(), _kl_vae(16), Qwen3Model(text), tokenizer, transformer
+        FlowMatchEulerDiscreteScheduler(), kl_vae(16), Qwen3Model(text), tokenizer, transformer
     ).save_pretrained(folder)
     return folder
 
@@ -288,7 +289,7 @@ def save_aura(folder: Path) -> Path:
     AuraFlowPipeline(
         tokenizer,
         UMT5EncoderModel(text),
-        _kl_vae(4),
+        kl_vae(4),
         transformer,
         FlowMatchEulerDiscreteScheduler(),
     ).save_pretrained(folder)

@@ -254,7 +254,7 @@ class PoolConfig(Hardware, WorkerConfig):
     offload: Literal["auto", "never"] = Field(
         "auto",
         description="whether weights may stay in the machine's memory where a GPU's is short: the "
-        "text encoders' first, then all",
+        "text encoders' first, then all; on a CPU it changes nothing",
     )
     max_in_flight: int = Field(
         16,

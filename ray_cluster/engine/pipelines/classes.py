@@ -7,13 +7,16 @@ have ``guidance_scale`` mean the same by it (read in each of diffusers 0.42's pi
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import diffusers
+import numpy as np
 from PIL import Image
 
 from ray_cluster.errors import ModelUnsupported
@@ -21,17 +24,47 @@ from ray_cluster.imaging.edit_images import SentPixels
 from ray_cluster.requests import GuidanceKind, ImageRequest
 
 # rewriting of prompts and sizes: the image is what was asked for
-_SWITCHED_OFF = ("use_resolution_binning", "clean_caption", "use_pe", "enable_prompt_rewrite")
+_SWITCHES: Mapping[str, bool] = {
+    "clean_caption": False,
+    "enable_prompt_rewrite": False,
+    "skip_text_cleaning": True,
+    "use_pe": False,
+    "use_resolution_binning": False,
+}
 _NEEDED = ("prompt", "width", "height", "num_inference_steps", "generator", "output_type")
-# that make something else, need an image whatever their signature says, or have more than one kind
-# of guidance, which no scale turns off
-_OTHERS = (
-    *("Control", "Edit", "Img2Img", "Inpaint", "Fill", "Layered", "Adapter", "Pix2Pix", "Omni"),
-    *("Video", "Prior", "Combined", "SuperResolution", "LDM3D", "GLIGEN", "UniDiffuser"),
-    *("PAG", "SAG", "Semantic", "Ideogram4"),
-)
+# parts of names of classes that are not called, by why
+_OTHERS: Mapping[str, tuple[str, ...]] = {
+    "it makes no single picture": ("Video", "Latte", "Layered", "LDM3D"),
+    "what steers it is a picture of another kind": ("Control", "Adapter", "Pix2Pix", "GLIGEN"),
+    "take the folder of its text-to-image pipeline, which edits": ("Img2Img", "Inpaint"),
+    "it starts from a picture in a way of its own": (
+        *("Edit", "Fill", "SuperResolution", "Upscale", "Refiner"),
+    ),
+    "it is one of several pipelines that make a picture together": ("Prior", "Combined"),
+    "it has more than one kind of guidance, which no scale turns off": (
+        *("PAG", "SAG", "Semantic", "UniDiffuser", "Ideogram4"),
+    ),
+    "its checker is downloaded when it is loaded": ("Cosmos",),
+    "it takes several steps at once": ("Paradigms",),
+    "it has models of classes of its own": ("AltDiffusion", "LDMText", "UnCLIP", "Versatile"),
+}
+# what a class imports only when it is called
+_PACKAGES: Mapping[str, str] = {
+    "OmniGenPipeline": "torchvision",
+    "PRXPipeline": "ftfy",
+    "PRXPixelPipeline": "ftfy",
+}
+# pixels that sides are multiples of, where that is more than a patch of latent pixels
+_MULTIPLES: Mapping[str, int] = {
+    "GlmImagePipeline": 32,
+    "Kandinsky3Pipeline": 64,
+    "QwenImage21Pipeline": 32,
+}
 # what stands for no negative prompt, as the models' cards have it
 _NO_NEGATIVE = " "
+
+
+Callback = Literal["callback_on_step_end", "callback"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +105,14 @@ _GUIDANCE: Mapping[str, Guidance] = {
     "FluxKontextPipeline": Guidance("embedded"),
     "FluxPipeline": Guidance("embedded"),
     "GlmImagePipeline": Guidance("empty"),
+    "HunyuanImagePipeline": Guidance("none", None),
     "Krea2Pipeline": Guidance("rows", offset=1.0),
+    "OmniGenPipeline": Guidance("empty"),
     "QwenImage21Pipeline": Guidance("rows", "true_cfg_scale"),
     "QwenImageEditPipeline": Guidance("rows", "true_cfg_scale"),
     "QwenImageEditPlusPipeline": Guidance("rows", "true_cfg_scale"),
     "QwenImagePipeline": Guidance("rows", "true_cfg_scale"),
+    "ZImageOmniPipeline": Guidance("rows", offset=1.0),
     "ZImagePipeline": Guidance("rows", offset=1.0),
 }
 
@@ -111,18 +147,19 @@ _LOOKS: Mapping[str, Looks] = {
     "Flux2KleinPipeline": _flux2(4),
     "Flux2Pipeline": _flux2(6),
     "FluxKontextPipeline": Looks(1, is_list=False, is_fixed=True),
+    "Kandinsky5I2IPipeline": Looks(1, are_needed=True, is_list=False),
+    "QwenImage21Pipeline": Looks(4, is_fixed=True, max_ratio=_QWEN_RATIO),
     "QwenImageEditPipeline": Looks(
         1, are_needed=True, is_list=False, is_fixed=True, max_ratio=_QWEN_RATIO
     ),
     "QwenImageEditPlusPipeline": Looks(3, are_needed=True, is_fixed=True, max_ratio=_QWEN_RATIO),
+    "ZImageOmniPipeline": _flux2(4),
 }
 # tokens that a pipeline reads whose call does not say it
 _READS: Mapping[str, int] = {
     "HunyuanDiTPipeline": 256,
     "IFPipeline": 77,
     "Kandinsky3Pipeline": 128,
-    "LDMTextToImagePipeline": 77,
-    "LattePipeline": 120,
 }
 
 
@@ -135,13 +172,13 @@ class PipelineFacts:
         callback: the argument that is called at the ends of steps; None if there is none.
         looks: None for one whose model looks at nothing.
         edits: the classes of the same components that start from an image, without and with a
-            mask; None where there are none.
+            mask; None where there is none that takes masks, with which it edits everything, too.
     """
 
     kind: type[Any]
     defaults: Mapping[str, Any]
     guidance: Guidance
-    callback: Literal["callback_on_step_end", "callback"] | None
+    callback: Callback | None
     looks: Looks | None = None
     edits: tuple[type[Any], type[Any]] | None = None
 
@@ -162,6 +199,26 @@ class PipelineFacts:
         found = self.defaults.get("max_sequence_length") or _READS.get(self.name)
         return None if found is None else int(found)
 
+    @property
+    def most_beside_edit(self) -> int:
+        """Pictures that its model looks at beside the one that is edited."""
+        taken = {} if self.edits is None else inspect.signature(self.edits[1].__call__).parameters
+        return int("image_reference" in taken)
+
+    @property
+    def multiple_px(self) -> int:
+        """Pixels that sides are multiples of, whatever the loaded components say."""
+        return _MULTIPLES.get(self.name, 1)
+
+    def set_size(self, pipeline: Any, request: ImageRequest) -> None:
+        """Let a pipeline that makes one area, or a few sizes, make the one asked for."""
+        if hasattr(pipeline, "resolutions"):
+            pipeline.resolutions = [request.size_px]
+        if self.name == "HiDreamImagePipeline":
+            # a little more, as it rounds down
+            side_px = math.sqrt(math.prod(request.size_px)) * (1 + 1e-9)
+            pipeline.default_sample_size = side_px / pipeline.vae_scale_factor
+
     def class_of(self, sent: SentPixels) -> type[Any]:
         """Return the class that makes a request that comes with these images."""
         if sent.edit is None:
@@ -177,16 +234,23 @@ class PipelineFacts:
             "height": request.height_px,
             "num_inference_steps": request.schedule_steps,
             "output_type": "np",
-            **{name: False for name in _SWITCHED_OFF if name in self.defaults},
+            **{name: one for name, one in _SWITCHES.items() if name in self.defaults},
             **self.guidance.arguments(request),
         }
+        if request.schedule_steps != 2 and "intermediate_timesteps" in self.defaults:
+            # of two steps, the second's; refused beside other numbers
+            found["intermediate_timesteps"] = None
         if "max_area" in self.defaults:
             # else it makes other sizes
             found["max_area"] = request.width_px * request.height_px
         if sent.edit is not None and request.edit is not None:
             found |= {"image": Image.fromarray(sent.edit.work), "strength": request.edit.strength}
-            if sent.edit.mask is not None:
-                found["mask_image"] = Image.fromarray(sent.edit.mask).convert("L")
+            mask = sent.edit.mask
+            mask = np.ones(sent.edit.work.shape[:2], np.bool_) if mask is None else mask
+            found["mask_image"] = Image.fromarray(mask).convert("L")
+            # the first is the one that is edited, which the class shows its model itself
+            for one in sent.references[1:]:
+                found["image_reference"] = Image.fromarray(one)
             taken = inspect.signature(self.class_of(sent).__call__).parameters
             return {name: value for name, value in found.items() if name in taken}
         if sent.references and self.looks is not None:
@@ -202,53 +266,60 @@ def pipeline_facts(name: str, index: Mapping[str, Any]) -> PipelineFacts:
         index: ``model_index.json`` of a folder.
 
     Raises:
-        ModelUnsupported: diffusers has no such class, or it makes no image from text alone, nor
-            from pictures and text.
+        ModelUnsupported: diffusers has no such class, or its calls make no image from text, or
+            from pictures and text; says why.
     """
     kind = getattr(diffusers, name, None)
-    if not (inspect.isclass(kind) and issubclass(kind, diffusers.DiffusionPipeline)):
+    is_pipeline = inspect.isclass(kind) and issubclass(kind, diffusers.DiffusionPipeline)
+    # what stands for a class whose packages are not installed is none
+    if kind is None or not (is_pipeline or hasattr(kind, "_backends")):
         raise ModelUnsupported(f"diffusers {diffusers.__version__} has no pipeline {name}")
     parameters = inspect.signature(kind.__call__).parameters
-    needs = {key for key, one in parameters.items() if one.default is one.empty}
-    needs -= {"self", "args", "kwargs", "prompt"}
-    lacks = [one for one in _NEEDED if one not in parameters]
-    is_other = any(one in name for one in _OTHERS) and name not in _LOOKS
-    if lacks or needs or "num_frames" in parameters or is_other:
-        why = f"it needs {', '.join(sorted(needs))}" if needs else "it is made for something else"
-        raise ModelUnsupported(f"{name} makes no image from text alone: {why}")
+    if why := _why_not(name, kind, parameters):
+        raise ModelUnsupported(f"{name} of diffusers {diffusers.__version__} is not run: {why}")
     guidance = _guidance(name, parameters, index)
-    callback = next((one for one in _CALLBACKS if one in parameters), None)
+    callback: Callback | None = next((one for one in get_args(Callback) if one in parameters), None)
     defaults = {key: one.default for key, one in parameters.items()}
-    edits = None if "image" in parameters else _editing(kind, name, callback)
+    edits = _editing(kind, name, callback)
     return PipelineFacts(kind, defaults, guidance, callback, _LOOKS.get(name), edits)
+
+
+def _why_not(name: str, kind: type[Any], parameters: Mapping[str, Any]) -> str | None:
+    """Return why calls of a class make no image here; None if they do."""
+    packages = [*getattr(kind, "_backends", ()), *filter(None, [_PACKAGES.get(name)])]
+    if missing := [one for one in packages if importlib.util.find_spec(one) is None]:
+        return f"install {', '.join(missing)}, which it needs"
+    needs = {key for key, one in parameters.items() if one.default is one.empty}
+    needs -= {"self", "args", "kwargs", "prompt"} | ({"image"} if name in _LOOKS else set())
+    if needs:
+        return f"it needs {', '.join(sorted(needs))}"
+    if "num_frames" in parameters:
+        return "it makes videos"
+    if lacks := [one for one in _NEEDED if one not in parameters]:
+        return f"it takes no {', '.join(lacks)}"
+    whys = (why for why, parts in _OTHERS.items() if any(one in name for one in parts))
+    return None if name in _LOOKS else next(whys, None)
 
 
 def _editing(
     kind: type[Any], name: str, callback: str | None
 ) -> tuple[type[Any], type[Any]] | None:
-    """Return the two classes that edit with a pipeline's components, if there are both."""
+    """Return the two classes that edit with a pipeline's components, if one takes masks."""
     root, made_of = name.removesuffix("Pipeline"), _components(kind)
     found: list[type[Any]] = []
     for suffix in ("Img2ImgPipeline", "InpaintPipeline"):
         other = getattr(diffusers, root + suffix, None)
-        if other is None or _components(other) != made_of:
-            return None
-        taken = inspect.signature(other.__call__).parameters
-        if not {"image", "strength", "generator", callback} <= taken.keys():
-            return None
-        found.append(other)
-    return found[0], found[1]
+        if other is not None and _components(other) == made_of:
+            taken = inspect.signature(other.__call__).parameters
+            if {"image", "strength", "generator", callback} <= taken.keys():
+                found.append(other)
+    masking = next((one for one in found if one.__name__.endswith("InpaintPipeline")), None)
+    return None if masking is None else (found[0], masking)
 
 
 def _components(kind: type[Any]) -> set[str]:
     parameters = inspect.signature(kind.__init__).parameters.values()
     return {one.name for one in parameters if not isinstance(one.default, bool | int)}
-
-
-_CALLBACKS: tuple[Literal["callback_on_step_end", "callback"], ...] = (
-    "callback_on_step_end",
-    "callback",
-)
 
 
 def _guidance(name: str, parameters: Mapping[str, Any], index: Mapping[str, Any]) -> Guidance:

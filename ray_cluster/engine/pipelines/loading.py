@@ -14,11 +14,12 @@ from typing import Any
 import diffusers
 import numpy as np
 import torch
+from PIL import Image
 from torch import nn
-from transformers import AutoTokenizer, Qwen2VLImageProcessorPil
+from transformers import ProcessorMixin
 from transformers.utils import is_torchvision_available
 
-from ray_cluster.compat import images_and_text
+from ray_cluster.compat import processor_without_torchvision
 from ray_cluster.config.sections.pools import PoolConfig
 from ray_cluster.engine.device.gpu import prepare_card, this_card, worker_device
 from ray_cluster.engine.files.folders import (
@@ -42,20 +43,20 @@ from ray_cluster.models.sampling import max_noise_steps, nearest_sampler
 from ray_cluster.models.weight_files import INDEX, UNUSED, check_files, components, weight_files
 from ray_cluster.policies.costs.gpu_shares import replica_bytes
 from ray_cluster.policies.costs.memory import MemoryPlan
+from ray_cluster.policies.edits import SizePx
 from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer, size_of
 
 logger = logging.getLogger(__name__)
 
 # models that rewrite prompts, which is switched off
 _REWRITERS = ("pe", "pe_tokenizer")
-# processors of pictures and text that need torchvision for videos, which nobody sends
-_WITH_VIDEOS = ("Qwen2VLProcessor", "Qwen3VLProcessor")
 # of each picture, to which pipelines scale larger ones down themselves
 SEEN_PX = 1024 * 1024
 # of a pipeline that does not say
 _SIDE_PX, _MAX_TOKENS, _FACTOR = 1024, 512, 8
 # patches of two latent pixels, where nothing else is known
 _LEAST_MULTIPLE_PX = 16
+_AUTOENCODERS = ("vae", "movq", "vqvae")
 # where pipelines keep what their calls do not say
 _MOST_TOKENS = ("tokenizer_max_length", "default_max_sequence_length")
 # a tokenizer without a limit of its own has some astronomic number
@@ -176,22 +177,29 @@ def _looking(profile: ModelProfile, facts: PipelineFacts, pool: PoolConfig) -> M
 
 
 def _sizes(pool: PoolConfig, folder: Path, facts: PipelineFacts) -> ModelSizes:
-    denoiser, vae = _config(folder, denoiser_name(folder)), _config(folder, "vae")
+    denoiser, names = _config(folder, denoiser_name(folder)), component_names(folder)
+    coder = next((one for one in _AUTOENCODERS if one in names), None)
     try:
-        factor = vae_scale_factor(vae)
+        factor = 1 if coder is None else vae_scale_factor(_config(folder, coder))
     except LookupError:
         factor = _FACTOR
     patch = denoiser.get("patch_size")
-    multiple = math.lcm(factor * (patch if isinstance(patch, int) else 2), _LEAST_MULTIPLE_PX)
+    own = factor * (patch if isinstance(patch, int) else 2)
+    multiple = math.lcm(own, facts.multiple_px, _LEAST_MULTIPLE_PX)
     side, sample = facts.defaults["height"], denoiser.get("sample_size")
+    if coder is None and not isinstance(side, int):
+        # in pixels
+        side = read_object(folder / INDEX).get("default_sample_size")
     if not isinstance(side, int):
         side = sample * factor if isinstance(sample, int) else _SIDE_PX
     width, height = (side, side) if pool.defaults.size is None else size_of(pool.defaults.size)
     largest = pool.max_px or 2 * max(width, height)
+    # positions of patches, a square of them, or of latent pixels
     if pool.max_px is None and denoiser.get("_class_name") == "AuraFlowTransformer2DModel":
-        # it has so many positions, a square of them
-        positions = math.isqrt(denoiser["pos_embed_max_size"])
-        largest = min(largest, positions * denoiser["patch_size"] * factor)
+        positions = math.isqrt(denoiser["pos_embed_max_size"]) * denoiser["patch_size"]
+        largest = min(largest, positions * factor)
+    elif pool.max_px is None and "max_resolution" in denoiser:
+        largest = min(largest, denoiser["max_resolution"][0] * factor)
     found = ModelSizes(multiple, pool.min_px or multiple, largest, width, height)
     check_sides(pool, found)
     return found
@@ -249,11 +257,7 @@ class CalledPipeline:
         self._pipelines = {one: _as_other(pipeline, one) for one in self.facts.edits or ()}
         self._pipelines[self.facts.kind] = self._last = pipeline
         self._is_offloaded = is_offloaded
-        self._schedulers: Mapping[str, Any] = {
-            name: one
-            for name, one in pipeline.components.items()
-            if isinstance(one, diffusers.SchedulerMixin)
-        }
+        self._schedulers = {kind: _schedulers(one) for kind, one in self._pipelines.items()}
 
     @property
     def tokenizers(self) -> tuple[PromptTokenizer, ...]:
@@ -288,41 +292,53 @@ class CalledPipeline:
             ValueError: the pipeline made no such image.
         """
         sent = sent or SentPixels()
-        pipeline = self._pipelines[self.facts.class_of(sent)]
+        pipeline = self._pipelines[kind := self.facts.class_of(sent)]
         if self._is_offloaded and pipeline is not self._last:
             # whose turn it is to be on the GPU is each pipeline's own order of its models
             pipeline.enable_model_cpu_offload(device=self.device)
         self._last = pipeline
         # a scheduler is state, and what breaks a call off leaves it in the middle
-        for name, one in self._schedulers.items():
+        for name, one in self._schedulers[kind].items():
             setattr(pipeline, name, copy.deepcopy(one))
+        self.facts.set_size(pipeline, request)
         arguments = self.facts.arguments(request, sent)
         if self.facts.callback is not None:
-            arguments[self.facts.callback] = _callback(self.facts, on_step)
+            arguments[self.facts.callback] = _callback(on_step)
         generator = torch.Generator("cpu").manual_seed(request.seed)
         try:
-            images = pipeline(**arguments, generator=generator).images
+            images = pipeline(**arguments, generator=generator)[0]
         finally:
             # of offloading; a call that is broken off does not come to it
             pipeline.maybe_free_model_hooks()
-        image = np.asarray(images[0])
-        if image.shape != (request.height_px, request.width_px, 3) or image.dtype.kind != "f":
-            raise ValueError(f"the pipeline made {image.shape} of {image.dtype}, no image")
-        if not np.isfinite(image).all():
-            raise ArithmeticError("the image became NaN or infinite")
-        # as diffusers makes pictures of arrays
-        return (image * 255).round().astype(np.uint8)
+        return _as_pixels(np.asarray(images[0]), request.size_px, is_edit=sent.edit is not None)
 
 
-def _callback(facts: PipelineFacts, on_step: OnStep) -> Callable[..., Any]:
-    def at_end(_pipeline: Any, _step: int, _timestep: Any, kept: dict[str, Any]) -> dict[str, Any]:
+def _as_pixels(image: Any, size_px: SizePx, *, is_edit: bool) -> Pixels:
+    """Return what a pipeline made as diffusers makes pictures of it.
+
+    Edits that it makes at a size of its own, about a megapixel, are scaled.
+    """
+    if image.shape[-1] == 4:
+        # on white, as all that is transparent here
+        image = image[..., :3] * image[..., 3:] + (1 - image[..., 3:])
+    is_size = is_edit or image.shape[:2] == size_px[::-1]
+    if image.ndim != 3 or image.shape[-1] != 3 or not is_size or image.dtype.kind != "f":
+        raise ValueError(f"the pipeline made {image.shape} of {image.dtype}, no image")
+    if not np.isfinite(image).all():
+        raise ArithmeticError("the image became NaN or infinite")
+    made: Pixels = (image * 255).round().astype(np.uint8)
+    if made.shape[:2] == size_px[::-1]:
+        return made
+    return np.asarray(Image.fromarray(made).resize(size_px, Image.Resampling.LANCZOS))
+
+
+def _callback(on_step: OnStep) -> Callable[..., Any]:
+    def at_end(*given: Any) -> Any:
         on_step()
-        return kept
+        # what a callback of the newer kind may change; the older kind's result is nobody's
+        return given[-1]
 
-    def at_end_of_old(_step: int, _timestep: Any, _latents: Any) -> None:
-        on_step()
-
-    return at_end if facts.callback == "callback_on_step_end" else at_end_of_old
+    return at_end
 
 
 def load_pipeline(pool: PoolConfig) -> CalledPipeline:
@@ -358,11 +374,23 @@ def load_pipeline(pool: PoolConfig) -> CalledPipeline:
     return CalledPipeline(inspected, pipeline, device, limits, words, is_offloaded=not fits)
 
 
+def _schedulers(pipeline: Any) -> dict[str, Any]:
+    parts = pipeline.components.items()
+    return {name: one for name, one in parts if isinstance(one, diffusers.SchedulerMixin)}
+
+
 def _as_other(pipeline: Any, kind: type[Any]) -> Any:
-    """Return a pipeline of another class, of the same components and settings."""
+    """Return a pipeline of another class, of the same components and settings.
+
+    Of schedulers it has copies: some classes set them up for themselves.
+    """
     taken = inspect.signature(kind.__init__).parameters.keys() - pipeline.components.keys()
     settings = {name: pipeline.config[name] for name in taken & pipeline.config.keys()}
-    other = kind(**pipeline.components, **settings)
+    parts = pipeline.components | copy.deepcopy(_schedulers(pipeline))
+    if kind.__name__ == "ChromaInpaintPipeline":
+        # it asks for what only FLUX's transformer says, and makes nothing of the answer
+        parts["transformer"].register_to_config(guidance_embeds=False)
+    other = kind(**parts, **settings)
     other.set_progress_bar_config(disable=True)
     return other
 
@@ -371,12 +399,14 @@ def _processors(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
     """Return the processors of a folder that cannot be loaded without torchvision."""
     found = {}
     for name, value in index.items():
-        kind = value[1] if isinstance(value, list) else None
-        if kind in _WITH_VIDEOS and not is_torchvision_available():
-            has_own = (folder / name / "tokenizer_config.json").is_file()
-            tokenizer = AutoTokenizer.from_pretrained(folder / (name if has_own else "tokenizer"))
-            images = Qwen2VLImageProcessorPil.from_pretrained(folder / name)
-            found[name] = images_and_text(kind, images, tokenizer)
+        if (
+            isinstance(value, list)
+            and value[0] == "transformers"
+            and not is_torchvision_available()
+        ):
+            kind = processor_without_torchvision(value[1])
+            if kind is not None:
+                found[name] = kind.from_pretrained(folder / name, local_files_only=True)
     return found
 
 
@@ -395,8 +425,12 @@ def _from_folder(inspected: InspectedPipeline, dtype: torch.dtype) -> Any:
     parts = {name for name, one in models.items() if one.part is not None}
     try:
         extra |= load_models(folder, dtype, only=parts) if parts else {}
-        extra |= _processors(folder, index)
+        extra |= (found := _processors(folder, index))
+        # those of which diffusers would want to see the class
+        late = {name: one for name, one in found.items() if type(one).__base__ is ProcessorMixin}
+        extra |= dict.fromkeys(late)
         pipeline = facts.kind.from_pretrained(folder, dtype=dtype, local_files_only=True, **extra)
+        pipeline.register_modules(**late)
     except MODEL_ERRORS as error:
         raise ConfigError(f"{folder} cannot be loaded by diffusers: {error}") from error
     pipeline.set_progress_bar_config(disable=True)
@@ -412,17 +446,19 @@ def _limits(pipeline: Any, facts: PipelineFacts) -> list[tuple[Any, int]]:
     Others beside it see the start of a long prompt, as they do in diffusers.
     """
     found = []
-    for name, one in pipeline.components.items():
-        if name.startswith("tokenizer") and one is not None:
-            own = getattr(one, "model_max_length", _UNLIMITED)
-            said = (facts.max_tokens, *(getattr(pipeline, key, None) for key in _MOST_TOKENS))
-            reads = next(filter(None, said), own if own < _UNLIMITED else _MAX_TOKENS)
-            most = min(reads, own)
-            marks = one.num_special_tokens_to_add()
-            if getattr(one, "chat_template", None):
-                empty = [{"role": "user", "content": ""}]
-                text = one.apply_chat_template(empty, tokenize=False, add_generation_prompt=True)
-                marks = len(one(text)["input_ids"])
-            found.append((one, most - marks))
+    parts = {name: one for name, one in pipeline.components.items() if one is not None}
+    reading = [one for name, one in parts.items() if "tokenizer" in name]
+    for part in reading or [one for one in parts.values() if isinstance(one, ProcessorMixin)]:
+        one = getattr(part, "tokenizer", part)
+        own = getattr(one, "model_max_length", _UNLIMITED)
+        said = (facts.max_tokens, *(getattr(pipeline, key, None) for key in _MOST_TOKENS))
+        reads = next(filter(None, said), own if own < _UNLIMITED else _MAX_TOKENS)
+        most = min(reads, own)
+        marks = one.num_special_tokens_to_add()
+        if getattr(one, "chat_template", None):
+            empty = [{"role": "user", "content": ""}]
+            text = one.apply_chat_template(empty, tokenize=False, add_generation_prompt=True)
+            marks = len(one(text)["input_ids"])
+        found.append((one, most - marks))
     most = max((limit for _, limit in found), default=0)
     return [(one, limit) for one, limit in found if limit == most]
