@@ -37,7 +37,7 @@ BUDGET: dict[str, int] = {
     "kernels": 1_250,
     "models": 3_330,
     "observability": 1_110,
-    "policies": 10_180,
+    "policies": 10_065,
     "process": 310,
     "protocol": 2_450,
     "quality": 1_430,
@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_570,
     "storage": 950,
-    "tests": 93_580,
+    "tests": 93_486,
     "transport": 1_450,
 }
 
