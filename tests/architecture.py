@@ -37,7 +37,7 @@ BUDGET: dict[str, int] = {
     "kernels": 1_250,
     "models": 3_330,
     "observability": 1_110,
-    "policies": 10_065,
+    "policies": 10_090,
     "process": 310,
     "protocol": 2_450,
     "quality": 1_430,
@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_570,
     "storage": 950,
-    "tests": 93_486,
+    "tests": 93_510,
     "transport": 1_450,
 }
 
