@@ -37,7 +37,7 @@ BUDGET: dict[str, int] = {
     "kernels": 1_250,
     "models": 3_332,
     "observability": 1_110,
-    "policies": 10_180,
+    "policies": 10_090,
     "process": 310,
     "protocol": 2_450,
     "quality": 1_430,

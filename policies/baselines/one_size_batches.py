@@ -18,6 +18,8 @@ from ray_cluster.policies.leasing.ordering import Urgency, urgency
 from ray_cluster.policies.steps.step_policy import StepDecision, StepView
 from ray_cluster.policies.types import RowView
 
+_ROUNDING = 1e-9
+
 
 def one_size_batches(view: StepView) -> StepDecision:
     """Decide for the rows; the same rows give the same answer in whatever order."""
@@ -33,9 +35,16 @@ def one_size_batches(view: StepView) -> StepDecision:
     size = ranked[0].request.size_px
     alike = [row for row in ranked if row.request.size_px == size]
     chosen = alike[: view.most_of(size)]
+    # ranks change when a deadline passes
+    passes_s = min(
+        (one.request.deadline_s for one in view.rows if one.request.deadline_s >= view.now_s),
+        default=math.inf,
+    )
+    everybody = len(chosen) == len(view.rows)
     return StepDecision(
         tuple(row.request.request_id for row in chosen),
         _rounds_unchanged(view, chosen, patience),
+        late_s=math.inf if everybody else passes_s - view.now_s - _ROUNDING,
     )
 
 
@@ -46,10 +55,9 @@ def num_batches(view: StepView) -> int:
 
 
 def _rounds_unchanged(view: StepView, chosen: Sequence[RowView], patience: int) -> int:
-    """Return for how many rounds a batch surely stays the answer, as long as no row comes.
+    """Return for how many rounds a batch stays the answer if no row comes and no deadline passes.
 
-    It is at least 1, and no more than what ends the batch's first row. A simulator takes so many
-    steps at once.
+    It is at least 1, and no more than what ends the batch's first row.
     """
     ends = min(row.request.remaining_steps for row in chosen)
     if len(chosen) == len(view.rows):
@@ -59,15 +67,4 @@ def _rounds_unchanged(view: StepView, chosen: Sequence[RowView], patience: int) 
     ids = {row.request.request_id for row in chosen}
     others = [row for row in view.rows if row.request.request_id not in ids]
     overdue = min(patience - row.waited_rounds for row in others)
-    # ranks change when a deadline passes
-    each_s = view.batch_s(tuple(ids))
-    now_s = view.now_s
-    passes = min(
-        (
-            max(1, math.floor((row.request.deadline_s - now_s) / each_s))
-            for row in view.rows
-            if now_s <= row.request.deadline_s < now_s + ends * each_s
-        ),
-        default=ends,
-    )
-    return min(ends, overdue, passes)
+    return min(ends, overdue)

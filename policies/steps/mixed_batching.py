@@ -93,10 +93,32 @@ def mixed_batches(view: StepView) -> StepDecision:
     patience = patience_of(num_batches(view))
     candidates = [_candidate(row, view, patience) for row in view.rows]
     batch = choose_batch(candidates, view.step_cost, view.now_s)
-    everybody = len(batch) == len(view.rows)
+    ids = tuple(row.key[-1] for row in batch)
     # a row that is left out may fit in after a step
-    num_rounds = int(min(row.left for row in batch)) if everybody else 1
-    return StepDecision(tuple(row.key[-1] for row in batch), num_rounds)
+    return StepDecision(ids) if len(batch) < len(view.rows) else _with_all(batch, ids, view)
+
+
+def _with_all(batch: list[Candidate], ids: tuple[str, ...], view: StepView) -> StepDecision:
+    """Decide for all rows until one of them could no longer be in time with the others, or again.
+
+    A row's slack is against steps of this batch, and what it lacks against steps of it alone.
+    """
+    num_rounds = int(min(row.left for row in batch))
+    if num_rounds == 1 or len(batch) == 1:
+        return StepDecision(ids, num_rounds)
+    cost = view.step_cost
+    further_s = min(cost.per_further_size_s, cost.fixed_s)
+    further = len({row.size_px for row in batch}) - 1
+    together_s = cost.fixed_s + sum(row.own_s for row in batch) + further_s * further
+    late_s = early_s = math.inf
+    for row in batch:
+        left_s = row.key[1] - view.now_s
+        lacks_s = row.left * (cost.fixed_s + row.own_s) - left_s
+        if lacks_s > 0:
+            early_s = min(early_s, lacks_s - _ROUNDING)
+        else:
+            late_s = min(late_s, left_s - row.left * together_s - _ROUNDING)
+    return StepDecision(ids, num_rounds, step_s=together_s, late_s=late_s, early_s=early_s)
 
 
 def num_batches(view: StepView) -> int:

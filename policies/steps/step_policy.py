@@ -6,10 +6,10 @@ The production answer is :mod:`ray_cluster.policies.steps.mixed_batching`; its r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ray_cluster.policies.costs.cost_model import step_s, work_of
 from ray_cluster.policies.types import RowView, StepCost
 
 
@@ -41,14 +41,6 @@ class StepView:
         """Return which part of a full batch a row of that size is."""
         return 1 / self.most_of(size_px)
 
-    def batch_s(self, request_ids: Sequence[str]) -> float:
-        """Return the expected seconds of a step of these rows."""
-        chosen = set(request_ids)
-        return step_s(
-            self.step_cost,
-            work_of(row.request for row in self.rows if row.request.request_id in chosen),
-        )
-
 
 @dataclass(frozen=True, slots=True)
 class StepDecision:
@@ -56,15 +48,30 @@ class StepDecision:
 
     Attributes:
         request_ids: the rows that step together; none leaves the device idle until a row comes.
-        num_rounds: steps for which this holds if no row comes, goes or ends.
+        num_rounds: steps for which this holds if no row comes, goes or ends; see :meth:`num_held`.
         dropped: rows that are given up.
         idle_until_s: without rows to step, the latest instant of the next decision.
+        step_s, late_s, early_s: it holds after a step that ends at most `late_s` later, and less
+            than `early_s` earlier, than if each had taken `step_s`.
     """
 
     request_ids: tuple[str, ...] = ()
     num_rounds: int = 1
     dropped: tuple[str, ...] = ()
     idle_until_s: float | None = None
+    step_s: float = 0.0
+    late_s: float = math.inf
+    early_s: float = math.inf
+
+    def num_held(self, start_s: float, ends_s: Sequence[float]) -> int:
+        """Return how many of the steps that end then are taken before the next decision."""
+        if self.late_s < math.inf or self.early_s < math.inf:
+            due_s = start_s
+            for number, end_s in enumerate(ends_s, 1):
+                due_s += self.step_s
+                if not -self.early_s < end_s - due_s <= self.late_s:
+                    return number
+        return len(ends_s)
 
 
 StepPolicy = Callable[[StepView], StepDecision]

@@ -312,6 +312,7 @@ class SimulatedReplica:
             self._begin_half(self._controls, decision.request_ids, views)
             return
         ends_s = self._device.step_ends_s(views, decision.num_rounds, start_s=start_s)
+        ends_s = ends_s[: decision.num_held(start_s, ends_s)]
         self._run = StepRun(start_s, decision.request_ids, ends_s)
         self._timer = self._events.at(ends_s[-1], self._end_run)
 

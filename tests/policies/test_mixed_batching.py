@@ -81,7 +81,7 @@ def test_nobody_in_the_batch_is_late_who_would_not_be_alone(
 
 def test_an_infinite_deadline_bears_everything() -> None:
     rows = [request_view(f"{n}", deadline_s=math.inf) for n in range(3)]
-    assert mixed_batches(sight_of(*rows)) == StepDecision(("0", "1", "2"), 10)
+    assert mixed_batches(sight_of(*rows)) == StepDecision(("0", "1", "2"), 10, step_s=4.25)
 
 
 def test_sizes_share_the_memory_that_there_is() -> None:
