@@ -30,7 +30,7 @@ BUDGET: dict[str, int] = {
     "control": 1_010,
     "deployments": 1_900,
     "dispatch": 6_740,
-    "engine": 18_090,
+    "engine": 18_085,
     "errors": 160,
     "imaging": 2_390,
     "jobs": 3_650,
@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_570,
     "storage": 950,
-    "tests": 95_200,
+    "tests": 95_205,
     "transport": 1_450,
 }
 

@@ -55,7 +55,7 @@ _PACKAGES: Mapping[str, str] = {
     "PRXPixelPipeline": "ftfy",
 }
 # pixels that sides are multiples of, where that is more than a patch of latent pixels
-_MULTIPLES: Mapping[str, int] = {
+MULTIPLES: Mapping[str, int] = {
     "GlmImagePipeline": 32,
     "Kandinsky3Pipeline": 64,
     "QwenImage21Pipeline": 32,
@@ -204,11 +204,6 @@ class PipelineFacts:
         """Pictures that its model looks at beside the one that is edited."""
         taken = {} if self.edits is None else inspect.signature(self.edits[1].__call__).parameters
         return int("image_reference" in taken)
-
-    @property
-    def multiple_px(self) -> int:
-        """Pixels that sides are multiples of, whatever the loaded components say."""
-        return _MULTIPLES.get(self.name, 1)
 
     def set_size(self, pipeline: Any, request: ImageRequest) -> None:
         """Let a pipeline that makes one area, or a few sizes, make the one asked for."""

@@ -31,7 +31,7 @@ from ray_cluster.engine.files.folders import (
 )
 from ray_cluster.engine.models.loading import number_type
 from ray_cluster.engine.models.whole_models import load_models
-from ray_cluster.engine.pipelines.classes import PipelineFacts, pipeline_facts
+from ray_cluster.engine.pipelines.classes import MULTIPLES, PipelineFacts, pipeline_facts
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, ConfigError, MemoryRefused
 from ray_cluster.imaging.edit_images import SentPixels
@@ -185,7 +185,7 @@ def _sizes(pool: PoolConfig, folder: Path, facts: PipelineFacts) -> ModelSizes:
         factor = _FACTOR
     patch = denoiser.get("patch_size")
     own = factor * (patch if isinstance(patch, int) else 2)
-    multiple = math.lcm(own, facts.multiple_px, _LEAST_MULTIPLE_PX)
+    multiple = math.lcm(own, MULTIPLES.get(facts.name, 1), _LEAST_MULTIPLE_PX)
     side, sample = facts.defaults["height"], denoiser.get("sample_size")
     if coder is None and not isinstance(side, int):
         # in pixels

@@ -57,7 +57,7 @@ def check_largest(model: CalledPipeline) -> None:
             ) from error
         raise ConfigError(
             f"{name}: {what}, fails ({type(error).__name__}: {error}): set max_px, min_px and "
-            "defaults.size to sizes that the pipeline makes"
+            "defaults.size to sizes, and max_references to a number, that the pipeline takes"
         ) from error
     if model.device.type == "cuda":
         peak = torch.cuda.max_memory_allocated(model.device) / 2**30
