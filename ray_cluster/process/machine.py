@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+# of mallopt(3)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LEAST_WEIGHTS_BYTES = 1 << 20
+_MOST_OF_HEAP_BYTES = 32 << 20
 
 
 def cpu_model() -> str:
@@ -17,10 +24,23 @@ def cpu_model() -> str:
     return found[0] if found else platform.processor() or platform.machine()
 
 
-def return_free_memory() -> None:
-    """Give the system what the C library has of freed memory; nothing happens where it is no glibc.
+@contextmanager
+def loading_a_model() -> Iterator[None]:
+    """Keep the C library's memory without holes; nothing happens where it is no glibc.
 
-    A loaded model leaves up to a third of its size there: its files' numbers in another format.
+    A load leaves up to a third of a model there: its files' numbers in another format. And weights
+    that lie among them keep apart what is freed, so that steps take new memory for what would have
+    fitted: each is mapped by itself meanwhile. Afterwards the bounds are those that glibc comes to
+    by itself, and no others, as it no longer moves them once one is set.
     """
-    if platform.libc_ver()[0] == "glibc":
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+    if platform.libc_ver()[0] != "glibc":
+        yield
+        return
+    libc = ctypes.CDLL("libc.so.6")
+    libc.mallopt(_MMAP_THRESHOLD, _LEAST_WEIGHTS_BYTES)
+    try:
+        yield
+    finally:
+        libc.mallopt(_MMAP_THRESHOLD, _MOST_OF_HEAP_BYTES)
+        libc.mallopt(_TRIM_THRESHOLD, 2 * _MOST_OF_HEAP_BYTES)
+        libc.malloc_trim(0)

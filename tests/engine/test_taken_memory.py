@@ -23,8 +23,6 @@ from tests.engine.checkpoints import Kind, save_checkpoint, text_encoder, tokeni
 Record = Callable[[str, object], None]
 
 _WITHIN = 0.10
-# the aim is 0.10: in half precision the peak was 0.08 to 0.11 above the plan; why is not known
-_PEAK_WITHIN = {"float32": _WITHIN, "bfloat16": 0.13}
 # run apart: the tests' own process keeps what others took
 _PROGRAM = """
 import gc, json, sys, threading, time
@@ -114,4 +112,4 @@ def test_a_large_model_takes_what_was_planned(
     record(f"peak {name} {dtype}", taken / planned)
     assert weights > 1e9
     assert loaded == pytest.approx(weights, rel=_WITHIN)
-    assert taken == pytest.approx(planned, rel=_PEAK_WITHIN[dtype])
+    assert taken == pytest.approx(planned, rel=_WITHIN)

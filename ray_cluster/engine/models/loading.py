@@ -84,7 +84,7 @@ from ray_cluster.models.weight_files import INDEX, T5_OF_SD3, UNUSED
 from ray_cluster.policies.costs.gpu_shares import Card
 from ray_cluster.policies.costs.memory import MemoryPlan, SizePx
 from ray_cluster.policies.steps.reuse import num_outer_blocks
-from ray_cluster.process.machine import return_free_memory
+from ray_cluster.process.machine import loading_a_model
 from ray_cluster.requests import ImageRequest, ModelProfile
 
 logger = logging.getLogger(__name__)
@@ -204,6 +204,7 @@ def number_type(pool: PoolConfig, card: Card | None) -> torch.dtype:
     return DTYPE_BY_NAME[name]
 
 
+@loading_a_model()
 def load_model(pool: PoolConfig, make: MakeExecutor | None = None) -> LoadedModel:
     """Plan the memory, hold this process to it, then load the model of a pool.
 
@@ -231,7 +232,7 @@ def load_model(pool: PoolConfig, make: MakeExecutor | None = None) -> LoadedMode
     turn = threading.Lock()
     # it has replaced weights by others in its own order: what they took may be others' now
     torch.cuda.empty_cache()
-    loaded = LoadedModel(
+    return LoadedModel(
         encoder=PipelineEncoder(pipeline, device),
         images=ImageEncoder(pipeline.vae, device, turn),
         executor=executor,
@@ -242,8 +243,6 @@ def load_model(pool: PoolConfig, make: MakeExecutor | None = None) -> LoadedMode
         memory=plan,
         max_batch_by_size=BatchCaps(plan.max_batch_by_size),
     )
-    return_free_memory()
-    return loaded
 
 
 def encode_images(model: LoadedModel, edits: Sequence[EditPixels]) -> list[EncodedImage]:

@@ -38,7 +38,7 @@ _OTHERS: Mapping[str, tuple[str, ...]] = {
     "what steers it is a picture of another kind": ("Control", "Adapter", "Pix2Pix", "GLIGEN"),
     "take the folder of its text-to-image pipeline, which edits": ("Img2Img", "Inpaint"),
     "it starts from a picture in a way of its own": (
-        *("Edit", "Fill", "SuperResolution", "Upscale", "Refiner"),
+        *("Edit", "Fill", "SuperResolution", "Refiner"),
     ),
     "it is one of several pipelines that make a picture together": ("Prior", "Combined"),
     "it has more than one kind of guidance, which no scale turns off": (

@@ -44,6 +44,7 @@ from ray_cluster.models.weight_files import INDEX, UNUSED, check_files, componen
 from ray_cluster.policies.costs.gpu_shares import replica_bytes
 from ray_cluster.policies.costs.memory import MemoryPlan
 from ray_cluster.policies.edits import SizePx
+from ray_cluster.process.machine import loading_a_model
 from ray_cluster.requests import ImageRequest, ModelProfile, PromptTokenizer, size_of
 
 logger = logging.getLogger(__name__)
@@ -341,6 +342,7 @@ def _callback(on_step: OnStep) -> Callable[..., Any]:
     return at_end
 
 
+@loading_a_model()
 def load_pipeline(pool: PoolConfig) -> CalledPipeline:
     """Load the pipeline of a pool, if its weights have room.
 
