@@ -15,7 +15,7 @@ from torch import nn
 from transformers import Qwen2VLImageProcessorPil, Qwen2VLProcessor, T5EncoderModel
 
 from ray_cluster import compat
-from tests.engine.random_pipelines import VISION, build_tokenizer
+from tests.engine.family_parts import VISION, build_tokenizer
 
 
 def test_rays_of_this_machine_are_found(monkeypatch: pytest.MonkeyPatch) -> None:

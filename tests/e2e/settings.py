@@ -39,6 +39,12 @@ class Document:
         found: dict[str, Any] = yaml.safe_load(self.path.read_text())
         return found
 
+    def num_replicas(self) -> int:
+        """Return how many replicas it asks for, of every kind."""
+        content = self.content()
+        sections = ("pools", "discriminators", "controlnets", "upscalers")
+        return sum(one.get("replicas", 1) for name in sections for one in content.get(name, []))
+
     def edit(self, change: Callable[[dict[str, Any]], object]) -> None:
         """Change it as by hand."""
         content = self.content()

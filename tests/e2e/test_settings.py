@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -33,8 +34,6 @@ logger = logging.getLogger(__name__)
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 NEXT_KEY = "the-next-key"
-# two of the heavy model, one of the light one, a discriminator
-REPLICAS = 4
 
 
 @pytest.fixture
@@ -78,22 +77,28 @@ def break_the_file(service: Service, document: Document) -> None:
     wait_for(lambda: "limitz" not in warnings_of(service), "the warning's end")
 
 
-def shown_with(service: Service, replicas: int) -> str:
+def shown_by_all(service: Service, document: Document) -> str:
     """Return what ``settings show`` says once every process has what is in force.
 
     ``apply`` waits for those that the dispatcher knows; on a busy machine it knows one again only a
     while later.
     """
     shown = ""
+    num_processes = 2 + document.num_replicas()
 
     def have_it() -> bool:
         nonlocal shown
         shown = settings_command(service, "show")
         version = shown.split()[2].rstrip(",")
-        return shown.count(f": {version}") == 2 + replicas
+        return shown.count(f": {version}") == num_processes
 
-    wait_for(have_it, f"{replicas} replicas with the settings")
+    wait_for(have_it, f"{num_processes} processes with the settings")
     return shown
+
+
+def caps_of_the_first(shown: str) -> list[str]:
+    """What ``settings show`` says of the replicas of the first pool."""
+    return re.findall(r" of shapes-sd: \w+, (.*)$", shown, re.MULTILINE)
 
 
 def add_a_pool(service: Service, document: Document) -> None:
@@ -106,8 +111,8 @@ def add_a_pool(service: Service, document: Document) -> None:
     assert "applied by 2 gateway(s) and " in settings_command(service, "apply", wanted)
     assert document.path.read_text() == wanted.read_text()
     assert call(service, model="draft").status_code == 200
-    shown = shown_with(service, replicas=REPLICAS + 1)
-    assert shown.count("max_batch 2, max_in_flight 4") == 2
+    shown = shown_by_all(service, document)
+    assert caps_of_the_first(shown) == ["max_batch 2, max_in_flight 4"] * 2
     assert shown.count(" of draft: ") == 1
     assert API_KEY not in shown
 
@@ -121,7 +126,8 @@ def remove_it(service: Service, document: Document) -> None:
     said = settings_command(service, "apply", wanted)
     assert "applied by 2 gateway(s) and " in said
     assert "pool draft: stopped" in said
-    assert shown_with(service, replicas=REPLICAS).count("max_batch 8, max_in_flight 8") == 2
+    shown = shown_by_all(service, document)
+    assert caps_of_the_first(shown) == ["max_batch 8, max_in_flight 8"] * 2
     wait_for(is_answered(service, 404, model="draft"), "the model's end")
 
 

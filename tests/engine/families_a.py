@@ -13,7 +13,9 @@ from tests.engine.family_parts import (
     Parts,
     clip_text,
     flow,
+    flux2_transformer,
     flux2_vae,
+    kl_vae,
     language,
     marking_tokenizer,
     marks,
@@ -24,7 +26,6 @@ from tests.engine.family_parts import (
     t5,
     wan_vae,
 )
-from tests.engine.random_pipelines import kl_vae
 
 
 def bria() -> Parts:
@@ -206,15 +207,7 @@ def ernie() -> Parts:
 
 def flux2() -> Parts:
     return {
-        "transformer": diffusers.Flux2Transformer2DModel(
-            in_channels=16,
-            num_layers=1,
-            num_single_layers=1,
-            attention_head_dim=16,
-            num_attention_heads=2,
-            joint_attention_dim=48,
-            axes_dims_rope=(4, 4, 4, 4),
-        ),
+        "transformer": flux2_transformer(),
         "scheduler": flow(use_dynamic_shifting=True),
         "vae": flux2_vae(),
         # its layers 10, 20 and 30 are read

@@ -9,16 +9,20 @@ from recipes.networks.tokenizer import build_tokenizer as build_clip_tokenizer
 from tests.engine.family_parts import (
     Parts,
     clip_text,
+    dc_vae,
     flow,
     gemma2,
+    kl_vae,
     language,
     marking_tokenizer,
+    pixart_transformer,
     plain_tokenizer,
     processor_of,
     qwen3_vl,
+    sana_transformer,
     t5,
 )
-from tests.engine.random_pipelines import kl_vae, qwen_parts
+from tests.engine.random_pipelines import qwen_parts
 
 
 def kandinsky3() -> Parts:
@@ -204,16 +208,7 @@ def ovis() -> Parts:
 
 def pixart_alpha() -> Parts:
     return {
-        "transformer": diffusers.PixArtTransformer2DModel(
-            sample_size=32,
-            num_layers=1,
-            attention_head_dim=8,
-            num_attention_heads=3,
-            caption_channels=32,
-            in_channels=4,
-            cross_attention_dim=24,
-            out_channels=8,
-        ),
+        "transformer": pixart_transformer(),
         "vae": kl_vae(4),
         "scheduler": diffusers.DPMSolverMultistepScheduler(),
         "text_encoder": t5(),
@@ -252,37 +247,9 @@ def qwen21() -> Parts:
 
 
 def sana_sprint() -> Parts:
-    blocks, channels = ("ResBlock", "EfficientViTBlock"), (8, 8)
     return {
-        "transformer": diffusers.SanaTransformer2DModel(
-            in_channels=4,
-            out_channels=4,
-            num_layers=1,
-            num_attention_heads=2,
-            attention_head_dim=4,
-            num_cross_attention_heads=2,
-            cross_attention_head_dim=4,
-            cross_attention_dim=8,
-            caption_channels=8,
-            patch_size=1,
-            qk_norm="rms_norm_across_heads",
-            guidance_embeds=True,
-        ),
-        "vae": diffusers.AutoencoderDC(
-            latent_channels=4,
-            attention_head_dim=2,
-            encoder_block_types=blocks,
-            decoder_block_types=blocks,
-            encoder_block_out_channels=channels,
-            decoder_block_out_channels=channels,
-            encoder_qkv_multiscales=((), (5,)),
-            decoder_qkv_multiscales=((), (5,)),
-            encoder_layers_per_block=(1, 1),
-            decoder_layers_per_block=(1, 1),
-            downsample_block_type="conv",
-            decoder_norm_types="rms_norm",
-            decoder_act_fns="silu",
-        ),
+        "transformer": sana_transformer(qk_norm="rms_norm_across_heads", guidance_embeds=True),
+        "vae": dc_vae(),
         "scheduler": diffusers.SCMScheduler(),
         "text_encoder": gemma2(),
         "tokenizer": plain_tokenizer(),

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from string import printable
 from typing import Any
 
 import diffusers
 import transformers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 from ray_cluster.compat import processor_without_torchvision
 from recipes.networks.tokenizer import build_tokenizer as build_clip_tokenizer
 from tests.engine.random_models import text_config
-from tests.engine.random_pipelines import VISION, build_tokenizer
 
 Parts = dict[str, Any]
 
@@ -20,6 +21,48 @@ CHAT = """{% for message in messages %}<{{ message.role }}>
 {%- for one in message.content %}
 {{- one.text if one.type == "text" else "<|vision_start|><|image_pad|><|vision_end|>" }}
 {%- endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"""
+
+
+_CHAT = (
+    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+)
+
+
+# what stands for a picture in a prompt, and for a film
+VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
+
+
+def build_tokenizer(more: tuple[str, ...] = ()) -> transformers.PreTrainedTokenizerFast:
+    """A token for each character, and for some texts, with a chat template."""
+    names = ["<pad>", "<unknown>", "<end>", *printable]
+    core = Tokenizer(
+        models.WordLevel({one: index for index, one in enumerate(names)}, unk_token="<unknown>")
+    )
+    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core,
+        pad_token="<pad>",
+        unk_token="<unknown>",
+        eos_token="<end>",
+        model_max_length=4096,
+        padding_side="right",
+    )
+    tokenizer.add_special_tokens({"additional_special_tokens": list(more)})
+    tokenizer.chat_template = _CHAT
+    return tokenizer
+
+
+def kl_vae(channels: int, num_blocks: int = 2) -> diffusers.AutoencoderKL:
+    """An autoencoder that halves the sides once less than it has blocks."""
+    return diffusers.AutoencoderKL(
+        down_block_types=("DownEncoderBlock2D",) * num_blocks,
+        up_block_types=("UpDecoderBlock2D",) * num_blocks,
+        block_out_channels=(16, *[32] * (num_blocks - 1)),
+        layers_per_block=1,
+        latent_channels=channels,
+        norm_num_groups=8,
+        shift_factor=0.1,
+    )
 
 
 def plain_tokenizer() -> Any:
@@ -136,3 +179,65 @@ def mistral3(layers: int, kind: str = "Mistral3ForConditionalGeneration") -> Any
         image_token_id=marks()["image_token_id"],
     )
     return getattr(transformers, kind)(config)
+
+
+def dc_vae() -> Any:
+    blocks, channels = ("ResBlock", "EfficientViTBlock"), (8, 8)
+    return diffusers.AutoencoderDC(
+        latent_channels=4,
+        attention_head_dim=2,
+        encoder_block_types=blocks,
+        decoder_block_types=blocks,
+        encoder_block_out_channels=channels,
+        decoder_block_out_channels=channels,
+        encoder_qkv_multiscales=((), (5,)),
+        decoder_qkv_multiscales=((), (5,)),
+        encoder_layers_per_block=(1, 1),
+        decoder_layers_per_block=(1, 1),
+        downsample_block_type="conv",
+        decoder_norm_types="rms_norm",
+        decoder_act_fns="silu",
+    )
+
+
+def sana_transformer(**more: Any) -> Any:
+    return diffusers.SanaTransformer2DModel(
+        in_channels=4,
+        out_channels=4,
+        num_layers=1,
+        num_attention_heads=2,
+        attention_head_dim=4,
+        num_cross_attention_heads=2,
+        cross_attention_head_dim=4,
+        cross_attention_dim=8,
+        caption_channels=8,
+        patch_size=1,
+        **more,
+    )
+
+
+def pixart_transformer() -> Any:
+    return diffusers.PixArtTransformer2DModel(
+        sample_size=32,
+        num_layers=2,
+        attention_head_dim=8,
+        num_attention_heads=3,
+        caption_channels=32,
+        in_channels=4,
+        cross_attention_dim=24,
+        out_channels=8,
+    )
+
+
+def flux2_transformer(**more: Any) -> Any:
+    return diffusers.Flux2Transformer2DModel(
+        patch_size=1,
+        in_channels=16,
+        num_layers=1,
+        num_single_layers=1,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        joint_attention_dim=48,
+        axes_dims_rope=(4, 4, 4, 4),
+        **more,
+    )

@@ -48,10 +48,10 @@ from tests.engine.families_b import (
     sana_sprint,
     z_image_omni,
 )
-from tests.engine.family_parts import Parts
+from tests.engine.family_parts import Parts, kl_vae
 from tests.engine.random_dits import save_flux, save_sd3
 from tests.engine.random_models import save_sd, save_sdxl
-from tests.engine.random_pipelines import kl_vae, save_klein
+from tests.engine.random_pipelines import save_klein
 
 
 def _saved(save: Callable[[Path], Path], **more: Any) -> Parts:

@@ -8,108 +8,54 @@ from __future__ import annotations
 import json
 from functools import partial
 from pathlib import Path
-from string import printable
 from typing import Any
 
 import torch
 from diffusers import (
     AuraFlowPipeline,
     AuraFlowTransformer2DModel,
-    AutoencoderDC,
-    AutoencoderKL,
-    AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
     DPMSolverMultistepScheduler,
-    FlowMatchEulerDiscreteScheduler,
     Flux2KleinPipeline,
-    Flux2Transformer2DModel,
     PixArtSigmaPipeline,
-    PixArtTransformer2DModel,
     QwenImagePipeline,
     QwenImageTransformer2DModel,
     SanaPipeline,
-    SanaTransformer2DModel,
     ZImagePipeline,
     ZImageTransformer2DModel,
 )
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import (
-    Gemma2Config,
-    Gemma2Model,
-    PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLImageProcessorPil,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3Model,
-    T5Config,
-    T5EncoderModel,
     UMT5Config,
     UMT5EncoderModel,
 )
 
-_CHAT = (
-    "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
+from tests.engine.family_parts import (
+    VISION,
+    build_tokenizer,
+    dc_vae,
+    flow,
+    flux2_transformer,
+    flux2_vae,
+    gemma2,
+    kl_vae,
+    language,
+    pixart_transformer,
+    sana_transformer,
+    t5,
 )
-
-
-# what stands for a picture in a prompt, and for a film
-VISION = ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>", "<|video_pad|>")
-
-
-def build_tokenizer(more: tuple[str, ...] = ()) -> PreTrainedTokenizerFast:
-    """A token for each character, and for some texts, with a chat template."""
-    names = ["<pad>", "<unknown>", "<end>", *printable]
-    core = Tokenizer(
-        models.WordLevel({one: index for index, one in enumerate(names)}, unk_token="<unknown>")
-    )
-    core.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=core,
-        pad_token="<pad>",
-        unk_token="<unknown>",
-        eos_token="<end>",
-        model_max_length=4096,
-        padding_side="right",
-    )
-    tokenizer.add_special_tokens({"additional_special_tokens": list(more)})
-    tokenizer.chat_template = _CHAT
-    return tokenizer
-
-
-def kl_vae(channels: int, num_blocks: int = 2) -> AutoencoderKL:
-    """An autoencoder that halves the sides once less than it has blocks."""
-    return AutoencoderKL(
-        down_block_types=("DownEncoderBlock2D",) * num_blocks,
-        up_block_types=("UpDecoderBlock2D",) * num_blocks,
-        block_out_channels=(16, *[32] * (num_blocks - 1)),
-        layers_per_block=1,
-        latent_channels=channels,
-        norm_num_groups=8,
-        shift_factor=0.1,
-    )
 
 
 def save_pixart(folder: Path) -> Path:
     """PixArt-Sigma, whose callback is of the old kind."""
     torch.manual_seed(0)
-    tokenizer = build_tokenizer()
-    transformer = PixArtTransformer2DModel(
-        sample_size=32,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=3,
-        caption_channels=32,
-        in_channels=4,
-        cross_attention_dim=24,
-        out_channels=8,
-    )
-    text = T5Config(
-        vocab_size=len(tokenizer), d_model=32, d_ff=37, d_kv=8, num_heads=4, num_layers=2
-    )
     PixArtSigmaPipeline(
-        tokenizer, T5EncoderModel(text), kl_vae(4), transformer, DPMSolverMultistepScheduler()
+        build_tokenizer(), t5(), kl_vae(4), pixart_transformer(), DPMSolverMultistepScheduler()
     ).save_pretrained(folder)
     return folder
 
@@ -175,7 +121,7 @@ def qwen_parts() -> dict[str, Any]:
         latents_std=[1.0] * 4,
     )
     return {
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
+        "scheduler": flow(),
         "vae": vae,
         "text_encoder": encoder,
         "tokenizer": tokenizer,
@@ -186,7 +132,6 @@ def qwen_parts() -> dict[str, Any]:
 def save_z_image(folder: Path) -> Path:
     """Z-Image, whose guidance is off at 0."""
     torch.manual_seed(0)
-    tokenizer = build_tokenizer()
     transformer = ZImageTransformer2DModel(
         in_channels=16,
         dim=32,
@@ -198,68 +143,21 @@ def save_z_image(folder: Path) -> Path:
         axes_dims=[8, 4, 4],
         axes_lens=[1024, 128, 128],
     )
-    text = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-    )
+    text = Qwen3Model(Qwen3Config(**language()))
     # what is created empty is to be the same in each test
     with torch.no_grad():
         transformer.x_pad_token.normal_()
         transformer.cap_pad_token.normal_()
-    ZImagePipeline(
-        FlowMatchEulerDiscreteScheduler(), kl_vae(16), Qwen3Model(text), tokenizer, transformer
-    ).save_pretrained(folder)
+    ZImagePipeline(flow(), kl_vae(16), text, build_tokenizer(), transformer).save_pretrained(folder)
     return folder
 
 
 def save_sana(folder: Path) -> Path:
     """Sana, which reads instructions before the prompt."""
     torch.manual_seed(0)
-    tokenizer = build_tokenizer()
-    transformer = SanaTransformer2DModel(
-        in_channels=4,
-        out_channels=4,
-        num_layers=1,
-        num_attention_heads=2,
-        attention_head_dim=4,
-        num_cross_attention_heads=2,
-        cross_attention_head_dim=4,
-        cross_attention_dim=8,
-        caption_channels=8,
-        patch_size=1,
-    )
-    blocks, channels = ("ResBlock", "EfficientViTBlock"), (8, 8)
-    vae = AutoencoderDC(
-        latent_channels=4,
-        attention_head_dim=2,
-        encoder_block_types=blocks,
-        decoder_block_types=blocks,
-        encoder_block_out_channels=channels,
-        decoder_block_out_channels=channels,
-        encoder_qkv_multiscales=((), (5,)),
-        decoder_qkv_multiscales=((), (5,)),
-        encoder_layers_per_block=(1, 1),
-        decoder_layers_per_block=(1, 1),
-        downsample_block_type="conv",
-        decoder_norm_types="rms_norm",
-        decoder_act_fns="silu",
-    )
-    text = Gemma2Config(
-        vocab_size=len(tokenizer),
-        head_dim=16,
-        hidden_size=8,
-        intermediate_size=64,
-        num_attention_heads=2,
-        num_hidden_layers=1,
-        num_key_value_heads=2,
-    )
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=7.0)
-    SanaPipeline(tokenizer, Gemma2Model(text), vae, transformer, scheduler).save_pretrained(folder)
+    SanaPipeline(
+        build_tokenizer(), gemma2(), dc_vae(), sana_transformer(), flow(shift=7.0)
+    ).save_pretrained(folder)
     return folder
 
 
@@ -291,7 +189,7 @@ def save_aura(folder: Path) -> Path:
         UMT5EncoderModel(text),
         kl_vae(4),
         transformer,
-        FlowMatchEulerDiscreteScheduler(),
+        flow(),
     ).save_pretrained(folder)
     return folder
 
@@ -299,42 +197,12 @@ def save_aura(folder: Path) -> Path:
 def save_klein(folder: Path) -> Path:
     """FLUX.2 klein (base), whose model looks at pictures, and whose second row is empty."""
     torch.manual_seed(0)
-    tokenizer = build_tokenizer()
-    transformer = Flux2Transformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=1,
-        num_single_layers=1,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=48,
-        timestep_guidance_channels=256,
-        axes_dims_rope=(4, 4, 4, 4),
-        guidance_embeds=False,
-    )
-    text = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=16,
-        intermediate_size=16,
-        # its layers 9, 18 and 27 are read
-        num_hidden_layers=28,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=8,
-    )
-    vae = AutoencoderKLFlux2(
-        down_block_types=("DownEncoderBlock2D",) * 2,
-        up_block_types=("UpDecoderBlock2D",) * 2,
-        block_out_channels=(4, 4),
-        layers_per_block=1,
-        latent_channels=4,
-        norm_num_groups=1,
-        use_quant_conv=False,
-        use_post_quant_conv=False,
-    )
-    scheduler = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    # its layers 9, 18 and 27 are read
+    text = Qwen3ForCausalLM(Qwen3Config(**language(layers=28)))
+    transformer = flux2_transformer(timestep_guidance_channels=256, guidance_embeds=False)
+    scheduler = flow(use_dynamic_shifting=True)
     Flux2KleinPipeline(
-        scheduler, vae, Qwen3ForCausalLM(text), tokenizer, transformer
+        scheduler, flux2_vae(), text, build_tokenizer(), transformer
     ).save_pretrained(folder)
     return folder
 
