@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -51,11 +51,19 @@ def doctor(  # noqa: PLR0917 - one argument per option is how typer declares the
 
       ray-cluster doctor my.yaml --gpu-memory-gib 24 --gpu-capability 8.9
     """
+    from rich.markup import escape
+
+    from ray_cluster.cli.output import stderr
+
     overrides: dict[str, dict[str, object]] = {
         "http": {"host": host, "port": port},
         "ray": {"dashboard_port": dashboard_port},
     }
-    findings = _findings(config, _named_card(gpu_memory_gib, gpu_capability), overrides)
+    findings = []
+    with stderr().status("checking") as status:
+        for finding in _findings(config, _named_card(gpu_memory_gib, gpu_capability), overrides):
+            findings.append(finding)
+            status.update(escape(f"checking, after {finding.subject}"))
     if as_json:
         import json
         from dataclasses import asdict
@@ -85,8 +93,8 @@ def _named_card(memory_gib: float | None, capability: str) -> Card | None:
 
 def _findings(
     path: Path | None, card: Card | None, overrides: Mapping[str, Mapping[str, object]]
-) -> list[Finding]:
-    """Run all checks; without a usable configuration, those that need none."""
+) -> Iterator[Finding]:
+    """Make all checks, one after another; without a usable configuration, those that need none."""
     from ray_cluster.cli.checks import machine, ok, problem
     from ray_cluster.cli.checks.service import check_service
     from ray_cluster.cli.checks.software import check_software
@@ -95,19 +103,21 @@ def _findings(
     from ray_cluster.config.sections.cell_wide import RayConfig
     from ray_cluster.errors import ConfigError
 
-    findings = list(check_software())
+    yield from check_software()
     try:
         config = with_options(load_config(path), overrides)
     except ConfigError as error:
-        findings += [problem("configuration", str(error)), *machine.check_machine(RayConfig())]
-        return [*findings, *machine.check_gpus(()), *machine.check_model_cache()]
-    findings += [ok("configuration", str(path or default_config_path()))]
-    findings += machine.check_machine(config.ray)
+        yield problem("configuration", str(error))
+        yield from machine.check_machine(RayConfig())
+        yield from (*machine.check_gpus(()), *machine.check_model_cache())
+        return
+    yield ok("configuration", str(path or default_config_path()))
+    yield from machine.check_machine(config.ray)
     pools = config.pools if config.ray.address is None else ()
-    findings += [*machine.check_processor(pools), *machine.check_gpus(pools, card)]
+    yield from (*machine.check_processor(pools), *machine.check_gpus(pools, card))
+    yield from machine.check_model_cache()
     # without a name it is this machine's
-    card = card or machine.first_card(pools)
-    return [*findings, *machine.check_model_cache(), *check_service(config, card)]
+    yield from check_service(config, card or machine.first_card(pools))
 
 
 def _print(findings: list[Finding]) -> None:

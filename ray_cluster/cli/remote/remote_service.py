@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
@@ -102,12 +101,7 @@ class RemoteService:
     def __enter__(self) -> RemoteService:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._http.close()
 
     def models(self) -> list[ModelCard]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 _KINDS: tuple[signal.Signals, ...] = (signal.SIGINT, signal.SIGTERM)
@@ -37,12 +37,7 @@ class StopSignals:
         self._take()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for signal_kind, handler in self._old.items():
             signal.signal(signal_kind, handler)
 
