@@ -7,11 +7,13 @@ import { duration, say } from "../base/dom.js";
 /** @typedef {import("../base/types.js").Estimate} Estimate */
 
 const PAUSE_MS = 500;
+// so long an answer holds, whatever words are typed
+const KEPT_MS = 5000;
 
 export class Estimates {
   #timer = 0;
   #asking = false;
-  #isStale = false;
+  #known = { about: "", until: 0 };
   #isOffered = true;
 
   /** @param {HTMLElement} line @param {() => Body} body the call as it is now */
@@ -21,35 +23,35 @@ export class Estimates {
   }
 
   /** The call has changed. */
-  later() {
+  later(wait_ms = PAUSE_MS) {
     if (!this.#isOffered) return;
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#ask(), PAUSE_MS);
+    this.#timer = setTimeout(() => this.#ask(), wait_ms);
   }
 
   async #ask() {
-    this.#isStale = this.#asking;
-    if (this.#asking) return;
+    if (this.#asking) return this.later();
     const body = this.body();
     if (!body.prompt) return this.#show("");
+    const about = JSON.stringify({ ...body, prompt: "" });
+    const left_ms = this.#known.until - performance.now();
+    if (about === this.#known.about && left_ms > 0) return this.later(left_ms);
     this.#asking = true;
     try {
-      /** @type {Estimate} */
-      const found = await callJson("v1/images/estimate", { json: body });
-      this.#show(wordsOf(found));
+      this.#show(wordsOf(await callJson("v1/images/estimate", { json: body })));
+      this.#known = { about, until: performance.now() + KEPT_MS };
     } catch (error) {
       const status = error instanceof ApiError ? error.status : 0;
       // a service of an earlier release, or one that this page may not ask so often
       this.#isOffered = ![403, 404, 405].includes(status);
       this.#show(status === 400 && error instanceof Error ? error.message : "");
-    } finally {
-      this.#asking = false;
     }
-    if (this.#isStale) this.later();
+    this.#asking = false;
   }
 
   /** @param {string} text */
   #show(text) {
+    this.#known.until = 0;
     say(this.line, text);
     this.line.hidden = !text;
   }
