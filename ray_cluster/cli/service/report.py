@@ -135,7 +135,7 @@ def _what(
     how = f"{pool.ranks} ranks" if pool.is_group else f"batches of at most {pool.max_batch}"
     if profile is not None and profile.engine == "diffusers":
         how = "one image a call"
-    lines = [f"{pool.model_name}: {pool.model} on {device}; {how}"]
+    lines = [f"{pool.model_name}: {pool.files_words} on {device}; {how}"]
     lines += [
         f"the cascade {one.name} begins here; {one.heavy} makes anew what this does badly"
         for one in config.cascades
