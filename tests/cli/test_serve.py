@@ -312,7 +312,9 @@ def test_the_examples_name_a_model_that_makes_images_from_text() -> None:
     assert '{"model": "make", "prompt"' in curl_example(config, model)
     assert 'generate(model="make", prompt="' in openai_example(config, model)
     ast.parse(openai_example(config, model))
-    assert example_model(config, {"fill": one}) == ""
+    assert example_model(config, {"fill": one}) == example_model(config, {}) == ""
+    # the first one is not served
+    assert example_model(config, {"look": one}) == "look"
     assert "--model" not in generate_example(config)
     assert example_model(load_config({"pools": pools[:2]}), {"fill": fills, "look": looks}) is None
 

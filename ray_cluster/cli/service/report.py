@@ -158,8 +158,8 @@ def _print_example(console: Console, title: str, text: str) -> None:
 
 def example_model(config: ClusterConfig, loaded: Mapping[str, Registration]) -> str | None:
     """Return the model that examples name, empty for the default one; None if all need an image."""
-    for pool in config.pools:
-        profile = loaded[pool.name].profile if pool.name in loaded else None
+    for pool in (one for one in config.pools if one.name in loaded or not loaded):
+        profile = loaded[pool.name].profile if loaded else None
         if profile is None or not (profile.edits == "masked" or profile.min_references):
             return "" if pool.model_name == config.pools[0].model_name else pool.model_name
     return None
