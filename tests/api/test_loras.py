@@ -45,10 +45,15 @@ def fake() -> FakeDispatcherClient:
 
 async def test_a_base_that_is_run_call_by_call_is_refused(config: ClusterConfig) -> None:
     called = replace(shapes_profile(), engine="diffusers")
-    async with http_of(app_of(FakeDispatcherClient(called), config)) as http:
+    fake = FakeDispatcherClient(called)
+    # as the configuration may register it
+    fake.registry.put(ready_lora("outline"))
+    async with http_of(app_of(fake, config)) as http:
         reply = await http.post(LORAS, json=PASTEL)
-    check_error(reply, 400, code="invalid_value", param="base")
-    assert "names shapes, which is run call by call" in reply.text
+        check_error(reply, 400, code="invalid_value", param="base")
+        assert "names shapes, which is run call by call" in reply.text
+        for fields in ({"loras": [{"name": "outline"}]}, {"model": "shapes:outline"}):
+            assert "run call by call" in await refused(http, "loras", **RED, **fields)
 
 
 async def test_a_lora_is_registered_once(http: httpx.AsyncClient) -> None:
