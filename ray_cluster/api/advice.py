@@ -115,6 +115,7 @@ CHANGES = {
     "file of lora": "Leave it out, or have it registered anew from a file that can be.",
     "for unets": "ControlNets are offered for UNets alone: leave it out, or choose another model.",
     "each lora": "Name each LoRA once, with the scale that it is to have.",
+    "of steps": "Choose a model whose engine is 'steps' (GET /v1/models).",
     "part of cascade": "Register the LoRA for one of its models.",
     "source": "Give a path, a URL, 'builtin:NAME' or 'hf:OWNER/NAME'.",
     "credentials": "Leave them out: the nodes' own settings give access to their storage.",

@@ -102,11 +102,14 @@ def _of_this_machine(config: ClusterConfig, settings_path: Path | None) -> Itera
             "store's URL for the others, or mount folders everywhere and set is_shared: true"
         )
     for pool in config.pools:
-        if builtin_folder(pool.model) is None and Path(pool.model).expanduser().exists():
-            yield (
-                f"pool {pool.name}: model {pool.model} is a folder of this machine; mount it at an "
-                "absolute path on every node, or give a hub id"
-            )
+        given = filter(None, (pool.model, pool.transformer))
+        for one in (one for one in given if builtin_folder(one) is None):
+            if (path := Path(one).expanduser()).exists():
+                kind, instead = ("folder", ", or give a hub id") if path.is_dir() else ("file", "")
+                yield (
+                    f"pool {pool.name}: {one} is a {kind} of this machine; mount it at an absolute "
+                    f"path on every node{instead}"
+                )
     if settings_path is None:
         yield "the dispatcher watches FILE at its path on this machine; give --settings-path"
 

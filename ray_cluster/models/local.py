@@ -125,8 +125,11 @@ def engine_of(pool: PoolConfig, pipeline: str) -> EngineKind:
         pipeline: class of the pipeline that takes text alone, of the model's folder.
 
     Raises:
-        ConfigError: the pool has settings that are of steps alone, and calls are to run its model.
+        ConfigError: the pool has settings that are of another engine alone, or of checkpoints.
     """
+    if pool.prediction is not None and not is_single_file(pool.model):
+        what = "cannot be set: its model is a folder, which says itself what it predicts"
+        raise ConfigError(f"pool {pool.name}: prediction {what}; leave it out")
     is_covered = pipeline in FAMILY_BY_PIPELINE
     if pool.engine == "steps" or (pool.engine == "auto" and is_covered):
         if pool.max_references is not None:

@@ -43,6 +43,19 @@ def fake() -> FakeDispatcherClient:
 # the registry
 
 
+async def test_a_base_that_is_run_call_by_call_is_refused(config: ClusterConfig) -> None:
+    called = replace(shapes_profile(), engine="diffusers")
+    fake = FakeDispatcherClient(called)
+    # as the configuration may register it
+    fake.registry.put(ready_lora("outline"))
+    async with http_of(app_of(fake, config)) as http:
+        reply = await http.post(LORAS, json=PASTEL)
+        check_error(reply, 400, code="invalid_value", param="base")
+        assert "names shapes, which is run call by call" in reply.text
+        for fields in ({"loras": [{"name": "outline"}]}, {"model": "shapes:outline"}):
+            assert "run call by call" in await refused(http, "loras", **RED, **fields)
+
+
 async def test_a_lora_is_registered_once(http: httpx.AsyncClient) -> None:
     wanted = {**PASTEL, "name": "mine", "pinned": True, "sha256": "0f" * 32}
     first = await http.post(LORAS, json=wanted)

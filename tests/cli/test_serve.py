@@ -20,6 +20,7 @@ from ray_cluster.cli.service.ray_messages import own_error, short_reason
 from ray_cluster.cli.service.report import (
     base_url,
     curl_example,
+    example_model,
     generate_example,
     open_service_warnings,
     openai_example,
@@ -297,6 +298,25 @@ def test_the_examples_are_valid_and_hold_no_key() -> None:
         assert checked.returncode == 0
         assert "topsecret" not in curl + openai_example(config)
         assert ("$KEY" in curl) is not config.http.is_open
+
+
+def test_the_examples_name_a_model_that_makes_images_from_text() -> None:
+    one = registration("r")
+    fills = replace(one, profile=replace(one.profile, edits="masked"))
+    looks = replace(one, profile=replace(one.profile, max_references=3, min_references=1))
+    pools = [{"name": name, "model": "shapes-sd"} for name in ("fill", "look", "make")]
+    config = load_config({"pools": pools})
+    model = example_model(config, {"fill": fills, "look": looks, "make": one})
+    assert model == "make"
+    assert " --model make " in generate_example(config, model)
+    assert '{"model": "make", "prompt"' in curl_example(config, model)
+    assert 'generate(model="make", prompt="' in openai_example(config, model)
+    ast.parse(openai_example(config, model))
+    assert example_model(config, {"fill": one}) == example_model(config, {}) == ""
+    # the first one is not served
+    assert example_model(config, {"look": one}) == "look"
+    assert "--model" not in generate_example(config)
+    assert example_model(load_config({"pools": pools[:2]}), {"fill": fills, "look": looks}) is None
 
 
 TRACEBACK = """The deployment failed to start 3 times in a row. Error:

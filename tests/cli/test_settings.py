@@ -18,6 +18,7 @@ from ray_cluster.config.sections.keys import key_digest
 from ray_cluster.errors import ConfigError
 from ray_cluster.models.builtin import builtin_folder
 from tests.cli.fake_cell import A, B, FakeCell, applied, config_of
+from tests.engine.random_dits import save_flux
 from tests.keys import entry
 
 
@@ -300,6 +301,18 @@ def test_serves_own_file_has_arguments_only(tmp_path: Path, cli: Any) -> None:
     content["storage"]["is_shared"] = True
     path.write_text(yaml.safe_dump(content))
     assert cli(*command).stderr == ""
+
+
+def test_both_files_of_a_model_must_be_on_every_node(tmp_path: Path, cli: Any) -> None:
+    folder, file = save_flux(tmp_path / "flux"), tmp_path / "one.safetensors"
+    (folder / "transformer" / "diffusion_pytorch_model.safetensors").rename(file)
+    pool = {"name": "a", "model": str(folder), "transformer": str(file), "max_px": 128}
+    (path := tmp_path / "my.yaml").write_text(
+        yaml.safe_dump({"pools": [pool | {"defaults": {"size": "64x64"}}]})
+    )
+    said = " ".join(cli("config", path, "--serve-deploy").stderr.split())
+    assert f"pool a: {folder} is a folder of this machine; mount it" in said
+    assert f"pool a: {file} is a file of this machine; mount it" in said
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,12 @@ def test_a_replica_on_several_gpus_is_refused_with_what_to_do() -> None:
         load_config({"pools": [pool]})
 
 
+def test_a_transformer_of_its_own_is_named_with_its_model() -> None:
+    given = {"name": "a", "model": "/models/flux", "transformer": "/models/q4.gguf"}
+    [pool] = load_config({"pools": [given]}).pools
+    assert pool.files_words == "/models/flux with /models/q4.gguf"
+
+
 def test_a_group_may_hold_fewer_images_than_a_batch_that_it_does_not_make() -> None:
     pool = {"name": "a", "model": "shapes-sd3", "max_in_flight": 4}
     with pytest.raises(ConfigError, match="max_batch 8 is above max_in_flight 4"):

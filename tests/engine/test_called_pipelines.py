@@ -163,8 +163,11 @@ def test_a_covered_folder_is_called_where_the_pool_says_so(tmp_path: Path) -> No
 
 
 def test_weights_without_room_are_refused_before_they_are_read(tmp_path: Path) -> None:
-    with pytest.raises(MemoryRefused, match="raise memory_gib"):
-        load_pipeline(pool_of(save_qwen(tmp_path / "model"), memory_gib=0.001))
+    pool = pool_of(save_qwen(tmp_path / "model"), memory_gib=0.001)
+    # by the commands that plan it, and by a replica
+    for read in (inspect_pipeline, load_pipeline):
+        with pytest.raises(MemoryRefused, match="raise memory_gib"):
+            read(pool)
 
 
 def test_a_size_that_the_pipeline_does_not_make_is_found_at_the_start(

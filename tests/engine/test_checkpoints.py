@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ray_cluster.config.loading import ClusterConfig
 from ray_cluster.config.sections.pools import PoolConfig
-from ray_cluster.engine.files.folders import check_local_files, resolve_folder
+from ray_cluster.engine.files.folders import check_local_files, is_called, resolve_folder
 from ray_cluster.engine.models.loading import LoadedModel, inspect_model
 from ray_cluster.engine.models.whole_models import load_models
 from ray_cluster.engine.pipelines.loading import load_pipeline
@@ -205,3 +205,9 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "x.safetensors")
     with pytest.raises(ConfigError, match="has no UNet"):
         resolve_folder(str(tmp_path / "x.safetensors"))
+
+
+def test_a_folder_says_itself_what_its_model_predicts(plain: tuple[Path, Path]) -> None:
+    with pytest.raises(ConfigError, match="pool m: prediction cannot be set"):
+        is_called(pool(plain[0], prediction="epsilon"))
+    assert not is_called(pool(plain[1], prediction="epsilon"))

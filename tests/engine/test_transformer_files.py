@@ -10,7 +10,11 @@ import gguf
 import numpy as np
 import pytest
 import torch
-from diffusers import FluxTransformer2DModel, GGUFQuantizationConfig
+from diffusers import (
+    FluxTransformer2DModel,
+    GGUFQuantizationConfig,
+    QwenImageTransformer2DModel,
+)
 from diffusers.quantizers.gguf.utils import SUPPORTED_GGUF_QUANT_TYPES, dequantize_gguf_tensor
 from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import save_file
@@ -22,7 +26,8 @@ from ray_cluster.engine.files.weights import component_weights
 from ray_cluster.engine.models.checkpoint_weights import renamed
 from ray_cluster.engine.models.loading import inspect_model
 from ray_cluster.engine.models.whole_models import load_models
-from ray_cluster.errors import ModelUnsupported, RayClusterError
+from ray_cluster.engine.pipelines.loading import inspect_pipeline
+from ray_cluster.errors import ConfigError, ModelUnsupported, RayClusterError
 from ray_cluster.models.checkpoints.gguf_files import PLAIN_TYPES, QUANTISED_TYPES, gguf_tensors
 from ray_cluster.models.local import model_digest
 from ray_cluster.models.weight_files import WeightFiles
@@ -39,6 +44,7 @@ from tests.engine.harness import (
     start_all,
 )
 from tests.engine.lora_sets import random_set
+from tests.engine.random_pipelines import save_qwen
 
 SETTINGS: dict[str, Any] = {"defaults": {"size": "64x64"}}
 
@@ -318,6 +324,19 @@ def test_what_does_not_go_with_its_folder_is_refused_by_its_header(
     assert "has no transformer" in _said(zoo.folder("shapes"), file)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     assert "pip install 'ray-cluster[gguf]'" in _said(folder, file)
+
+
+def test_a_file_of_another_model_is_refused_before_a_replica_calls_it(
+    zoo: Zoo, tmp_path: Path
+) -> None:
+    flux, qwen = zoo.folder("flux"), save_qwen(tmp_path / "qwen")
+    file = write(tmp_path / "flux.gguf", weights_of(flux), Kind.Q8_0)
+    with pytest.raises(ConfigError, match=r"flux.gguf lacks .* is a QwenImageTransformer2DModel"):
+        inspect_pipeline(pool(qwen, transformer=str(file), **SETTINGS))
+    of_qwen = dict(QwenImageTransformer2DModel.from_pretrained(qwen / "transformer").state_dict())
+    file = write(tmp_path / "qwen.gguf", of_qwen, Kind.Q8_0)
+    assert inspect_pipeline(pool(qwen, transformer=str(file), **SETTINGS)).weight_bytes > 0
+    assert "qwen.gguf has img_in.bias, which no FluxTransformer2DModel" in _said(flux, file)
 
 
 def test_types_that_diffusers_does_not_read_are_refused(wide: Path, tmp_path: Path) -> None:

@@ -242,7 +242,7 @@ class _FormReading:
         refs = self._images.setdefault(base, [])
         # all in one spelling
         if refs and (name not in self._names or (most == 1 and name == base)):
-            several = f"Send several images as {base + LIST_MARK!r}."
+            several = f"Send several images under one name, {base + LIST_MARK!r}."
             raise _duplicate(name, several if most > 1 else "Give it once.")
         if len(refs) == most:
             raise wrong(name, f"is given {most + 1} times or more; at most {most} are allowed")

@@ -112,8 +112,8 @@ def _not_known(param: str, value: str, setting: Setting) -> InvalidRequest:
     if table is None:
         why = f"how few steps {model} needs for it has not been measured"
         instead = (
-            "Leave it out, set num_inference_steps lower, or have whoever runs the service give "
-            "the model's pool a table of steps ('fidelity')"
+            "Leave it out, or set num_inference_steps lower. Whoever runs the service can give a "
+            "model whose engine is 'steps' a table of steps (its pool's 'fidelity')"
         )
     elif table.sampler != setting.sampler:
         why = f"{model} was measured with sampler {table.sampler!r} only; given {setting.sampler!r}"

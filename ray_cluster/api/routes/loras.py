@@ -82,14 +82,15 @@ class LorasEndpoint:
         return lora_reply(status)
 
     async def _check_base(self, base: str) -> None:
-        if base in self._models:
-            return
-        await self._catalog.refresh()
+        profiles = await self._catalog.refresh()
         if any(one.name == base for one in self._catalog.cascades):
             what = f"names the cascade {base!r}, which is no model of its own"
             raise wrong("base", what, "part of cascade")
         if base not in self._models:
             raise model_not_found(base, self._models, "base")
+        if base in profiles and profiles[base].engine == "diffusers":
+            what = f"names {base}, which is run call by call and takes no LoRAs"
+            raise wrong("base", what, "of steps")
 
     @property
     def _models(self) -> list[str]:

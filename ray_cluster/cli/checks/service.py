@@ -85,7 +85,7 @@ def _check_pool(pool: PoolConfig, card: Card | None) -> tuple[Finding, PlannedMo
         plan = plan_pool(here, card)
     except RayClusterError as error:
         return problem(subject, str(error)), None
-    found = f"{pool.replicas} x {pool.model} on {pool.device} in {plan.format_words}: "
+    found = f"{pool.replicas} x {pool.files_words} on {pool.device} in {plan.format_words}: "
     if pool.is_group:
         found += f"{pool.ranks} ranks, the weights whole on each; "
     found += f"{plan.memory_words}; "

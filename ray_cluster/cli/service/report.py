@@ -79,9 +79,13 @@ def print_report(
         rows["Ray"] = ray_address
     for name, value in (rows | {"logs": logs}).items():
         console.print(f"  [bold]{name:<10}[/bold] {value}")
-    _print_example(console, "Make an image", generate_example(config))
-    _print_example(console, "Or with curl", curl_example(config))
-    _print_example(console, "Or with the openai client", openai_example(config))
+    if (model := example_model(config, loaded)) is None:
+        text = f"send an image to {url}/images/edits, or 'generate' with --edit"
+        _print_example(console, "Every model here changes images", text)
+    else:
+        _print_example(console, "Make an image", generate_example(config, model))
+        _print_example(console, "Or with curl", curl_example(config, model))
+        _print_example(console, "Or with the openai client", openai_example(config, model))
     console.print("\nCtrl-C stops the service.")
 
 
@@ -131,7 +135,7 @@ def _what(
     how = f"{pool.ranks} ranks" if pool.is_group else f"batches of at most {pool.max_batch}"
     if profile is not None and profile.engine == "diffusers":
         how = "one image a call"
-    lines = [f"{pool.model_name}: {pool.model} on {device}; {how}"]
+    lines = [f"{pool.model_name}: {pool.files_words} on {device}; {how}"]
     lines += [
         f"the cascade {one.name} begins here; {one.heavy} makes anew what this does badly"
         for one in config.cascades
@@ -152,16 +156,26 @@ def _print_example(console: Console, title: str, text: str) -> None:
     console.print(text, markup=False)
 
 
-def generate_example(config: ClusterConfig) -> str:
+def example_model(config: ClusterConfig, loaded: Mapping[str, Registration]) -> str | None:
+    """Return the model that examples name, empty for the default one; None if all need an image."""
+    for pool in (one for one in config.pools if one.name in loaded or not loaded):
+        profile = loaded[pool.name].profile if loaded else None
+        if profile is None or not (profile.edits == "masked" or profile.min_references):
+            return "" if pool.model_name == config.pools[0].model_name else pool.model_name
+    return None
+
+
+def generate_example(config: ClusterConfig, model: str = "") -> str:
     """Return a command line that makes an image."""
     key = "" if config.http.is_open else " --api-key $KEY"
-    call = f'{command()} generate "{EXAMPLE_PROMPT}"'
+    call = f'{command()} generate "{EXAMPLE_PROMPT}"{f" --model {model}" * bool(model)}'
     return f"{call} --url {base_url(config.http)}{key} -o red.png"
 
 
-def curl_example(config: ClusterConfig) -> str:
+def curl_example(config: ClusterConfig, model: str = "") -> str:
     """Return a curl call that works as it is; with keys, once ``KEY`` is set."""
-    body = json.dumps({"prompt": EXAMPLE_PROMPT, "seed": 1})
+    chosen = {"model": model} if model else {}
+    body = json.dumps(chosen | {"prompt": EXAMPLE_PROMPT, "seed": 1})
     key = "" if config.http.is_open else '  -H "Authorization: Bearer $KEY" \\\n'
     save = (
         "import base64, json, sys; "
@@ -174,14 +188,16 @@ def curl_example(config: ClusterConfig) -> str:
     )
 
 
-def openai_example(config: ClusterConfig) -> str:
+def openai_example(config: ClusterConfig, model: str = "") -> str:
     """Return a Python program that works as it is; with keys, once ``KEY`` is set."""
     key = '"none"' if config.http.is_open else 'os.environ["KEY"]'
     imports = "import base64" if config.http.is_open else "import base64, os"
+    chosen = f'model="{model}", ' * bool(model)
     return (
         f"{imports}\n"
         "from openai import OpenAI\n"
         f'client = OpenAI(base_url="{base_url(config.http)}/v1", api_key={key})\n'
-        f'reply = client.images.generate(prompt="{EXAMPLE_PROMPT}", extra_body={{"seed": 1}})\n'
+        f'reply = client.images.generate({chosen}prompt="{EXAMPLE_PROMPT}", '
+        'extra_body={"seed": 1})\n'
         'open("red.png", "wb").write(base64.b64decode(reply.data[0].b64_json))'
     )

@@ -333,6 +333,11 @@ class PoolConfig(Hardware, WorkerConfig):
         return self.model, self.prediction, self.transformer
 
     @property
+    def files_words(self) -> str:
+        """The same, for people."""
+        return " with ".join(filter(None, (self.model, self.transformer)))
+
+    @property
     def model_name(self) -> str:
         """Name of the model at the API."""
         return self.served_as or self.name

@@ -6,6 +6,7 @@ The names are converted by diffusers' own converters, which work on tensors with
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -48,7 +49,7 @@ def renamed(files: WeightFiles, tensors: Mapping[str, Tensor]) -> dict[str, Tens
     config = read_object(files.part / "config.json")
     given = dict(tensors)
     if files.part.name == _TRANSFORMER:
-        return _of_transformer(config, given)
+        return _of_transformer(files.paths[0].resolve(), config, given)
     if files.part.name == "unet":
         found = single_file_utils.convert_ldm_unet_checkpoint(given, config)
     elif files.part.name == "vae":
@@ -88,7 +89,9 @@ def load_transformer(kind: Any, files: WeightFiles, dtype: torch.dtype) -> Any:
     )
 
 
-def _of_transformer(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+def _of_transformer(
+    path: Path, config: Mapping[str, Any], tensors: dict[str, Tensor]
+) -> dict[str, Tensor]:
     name = config["_class_name"]
     known = single_file_model.SINGLE_FILE_LOADABLE_CLASSES.get(name)
     if known is None:
@@ -101,7 +104,7 @@ def _of_transformer(config: Mapping[str, Any], tensors: dict[str, Tensor]) -> di
     if len(own & tensors.keys()) > len(tensors) / 2:
         # diffusers would take the names for the authors' where they are not just its own
         if others := sorted(tensors.keys() - own):
-            raise ConfigError(f"it has {others[0]} beside a transformer's weights")
+            raise ConfigError(f"{path} has {others[0]}, which no {name} of the folder has")
         return tensors
     found: dict[str, Tensor] = known["checkpoint_mapping_fn"](checkpoint=tensors, config=config)
     return found

@@ -377,7 +377,7 @@ def _family(folder: Path) -> str:
     if name not in FAMILY_BY_PIPELINE:
         raise ModelUnsupported(
             f"{folder.name} is a {name}; covered pipelines: {sorted(FAMILY_BY_PIPELINE)}; "
-            "engine: diffusers runs others"
+            "a pool serves others with engine: diffusers"
         )
     return FAMILY_BY_PIPELINE[name]
 

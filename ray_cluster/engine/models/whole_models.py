@@ -82,6 +82,13 @@ def check_models(folder: Path) -> None:
             _check_tokenizer(folder, component)
 
 
+def check_transformer(folder: Path) -> None:
+    """Refuse a transformer that has not all weights of its class, likewise."""
+    for component in components(folder):
+        if component.name == "transformer":
+            _check_weights(folder, component)
+
+
 def load_models(
     folder: Path, dtype: torch.dtype, only: Collection[str] | None = None
 ) -> dict[str, Any]:
@@ -256,6 +263,11 @@ def _refuse(folder: Path, component: Component, files: WeightFiles, unmatched: _
     if reasons:
         name = files.paths[0].name if len(files.paths) == 1 else f"{len(files.paths)} shards"
         name = name if files.part is None else str(files.paths[0].resolve())
+        if files.part is not None and component.name == "transformer":
+            raise ConfigError(
+                f"{name} {' and '.join(reasons)}: it is of another model than the folder, whose "
+                f"transformer is a {component.class_name}, or incomplete; take the one that belongs"
+            )
         raise ConfigError(
             f"{folder / component.name}: {name} {' and '.join(reasons)}, so its "
             f"{component.class_name} would be filled with random numbers: {INCOMPLETE}, or save it "

@@ -291,7 +291,7 @@ def _why_not(name: str, kind: type[Any], parameters: Mapping[str, Any]) -> str |
     if "num_frames" in parameters:
         return "it makes videos"
     if lacks := [one for one in _NEEDED if one not in parameters]:
-        return f"it takes no {', '.join(lacks)}"
+        return f"it takes no {', '.join(lacks)}, so that calls cannot say the size"
     whys = (why for why, parts in _OTHERS.items() if any(one in name for one in parts))
     return None if name in _LOOKS else next(whys, None)
 

@@ -30,7 +30,7 @@ from ray_cluster.engine.files.folders import (
     resolve_folder,
 )
 from ray_cluster.engine.models.loading import number_type
-from ray_cluster.engine.models.whole_models import load_models
+from ray_cluster.engine.models.whole_models import check_transformer, load_models
 from ray_cluster.engine.pipelines.classes import MULTIPLES, PipelineFacts, pipeline_facts
 from ray_cluster.engine.stages.autoencoder import Pixels
 from ray_cluster.errors import MODEL_ERRORS, ConfigError, MemoryRefused
@@ -87,7 +87,7 @@ class InspectedPipeline:
         """What is known before a call: weights; the first call at the largest size tells all."""
         profile, weights = self.profile, self.weight_bytes
         sizes = {(profile.default_width_px, profile.default_height_px): 1}
-        words = f"{weights / 2**30:.2f} GiB of weights; its first call is at the largest size"
+        words = f"{weights / 2**30:.2f} GiB of weights; its first call is {largest_call(profile)}"
         return MemoryPlan("fits", "nothing", sizes, weights, 0, weights, words)
 
     @property
@@ -99,17 +99,28 @@ class InspectedPipeline:
         )
 
 
+def largest_call(profile: ModelProfile) -> str:
+    """Return what a model is tried with at its start, for people."""
+    side = profile.max_px // profile.size_multiple_px * profile.size_multiple_px
+    count = profile.max_references
+    pictures = f" from {count} picture{'s' * (count > 1)}" if count else ""
+    return f"one of the largest size, {side}x{side}{pictures}"
+
+
 def inspect_pipeline(pool: PoolConfig) -> InspectedPipeline:
     """Read what the files of a pool's pipeline say; a hub model is downloaded.
 
     Raises:
         ConfigError: the model cannot be found or is not whole, or the pool's sizes do not suit it.
         ModelUnsupported: its pipeline makes no images from text.
+        MemoryRefused: its weights are more than ``memory_gib``.
     """
     folder = resolve_folder(*pool.files)
     facts = pipeline_facts(pipeline_name(folder), read_object(folder / INDEX))
     check_files(folder)
     check_quantised(folder, pool.device)
+    if pool.transformer is not None:
+        check_transformer(folder)
     scheduler = _config(folder, "scheduler")
     sampler = nearest_sampler(str(scheduler.get("_class_name")))
     sizes, defaults, own = _sizes(pool, folder, facts), pool.defaults, facts.default_scale
@@ -143,7 +154,21 @@ def inspect_pipeline(pool: PoolConfig) -> InspectedPipeline:
         f"the folder's own {scheduler.get('_class_name')} (`{sampler}` at the API), {steps} steps, "
         f"guidance {scale:g}; what defaults leave out is from {facts.name}"
     )
-    return InspectedPipeline(folder, facts, profile, _weight_bytes(pool, folder), words)
+    weight_bytes = _weight_bytes(pool, folder)
+    _have_room(pool, weight_bytes, pool.memory_bytes)
+    return InspectedPipeline(folder, facts, profile, weight_bytes, words)
+
+
+def _have_room(pool: PoolConfig, weight_bytes: int, limit: int | None) -> bool:
+    """Whether weights fit; MemoryRefused if they do not and no part of them can be elsewhere."""
+    fits = limit is None or weight_bytes < limit
+    if not fits and (pool.device == "cpu" or pool.offload == "never"):
+        raise MemoryRefused(
+            f"pool {pool.name}: {weight_bytes / 2**30:.2f} GiB of weights, and memory for "
+            f"{(limit or 0) / 2**30:.2f} GiB: raise memory_gib"
+            + ("" if pool.device == "cpu" else ", or set offload: auto")
+        )
+    return fits
 
 
 def _max_steps(pool: PoolConfig, scheduler: Mapping[str, Any]) -> int:
@@ -358,13 +383,7 @@ def load_pipeline(pool: PoolConfig) -> CalledPipeline:
     if card is not None:
         prepare_card(pool, card, dtype)
         limit = replica_bytes(card, pool.num_gpus, pool.memory_bytes)
-    fits = limit is None or inspected.weight_bytes < limit
-    if not fits and (card is None or pool.offload == "never"):
-        raise MemoryRefused(
-            f"pool {pool.name}: {inspected.weight_bytes / 2**30:.2f} GiB of weights, and memory "
-            f"for {(limit or 0) / 2**30:.2f} GiB: raise memory_gib"
-            + ("" if card is None else ", or set offload: auto")
-        )
+    fits = _have_room(pool, inspected.weight_bytes, limit)
     pipeline = _from_folder(inspected, dtype)
     if fits:
         pipeline.to(device)

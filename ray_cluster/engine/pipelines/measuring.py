@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ray_cluster.engine.device.device_errors import is_out_of_memory, raise_if_broken
-from ray_cluster.engine.pipelines.loading import CalledPipeline
+from ray_cluster.engine.pipelines.loading import CalledPipeline, largest_call
 from ray_cluster.engine.stages.warmup import other_size
 from ray_cluster.errors import MODEL_ERRORS, ConfigError, MemoryRefused
 from ray_cluster.imaging.edit_images import SentPixels
@@ -42,9 +42,7 @@ def check_largest(model: CalledPipeline) -> None:
     """
     profile = model.profile
     side = profile.max_px // profile.size_multiple_px * profile.size_multiple_px
-    name, what = profile.model, f"a call at the largest size, {side}x{side}"
-    if profile.max_references:
-        what += f" with {profile.max_references} pictures"
+    name, what = profile.model, f"its first call, {largest_call(profile)}"
     try:
         # with guidance, which takes more where it is a second row
         trial = _trial(model, (side, side), _FEW, guidance_scale=2.0)

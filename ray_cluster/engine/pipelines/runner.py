@@ -173,7 +173,8 @@ class CallRunner:
         if is_edit and len(request.references) > 1 + (most := facts.most_beside_edit):
             raise InvalidRequest(
                 f"The model {request.model!r} looks at {most} more image{'s' * (most != 1)} beside "
-                "the one that is edited with a mask.",
+                f"the one that is edited with a mask; given {len(request.references) - 1}. Send "
+                "fewer, or no mask.",
                 param="image",
             )
         if adapters is not None or maps or is_other:

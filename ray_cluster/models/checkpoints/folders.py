@@ -65,7 +65,7 @@ def transformer_folder(base: Path, transformer: str) -> Path:
     if not path.is_file():
         raise ConfigError(f"transformer {transformer!r}: there is no such file")
     if not config.is_file():
-        raise ConfigError(f"{base} has no transformer that a file could stand for: leave it out")
+        raise ConfigError(f"the model has no transformer to replace: leave out {transformer!r}")
     others = (one for one in base.rglob("*") if one.is_file() and one.parent != config.parent)
     links = {one.relative_to(base).as_posix(): one for one in others if one.parent != base}
     links[f"{_TRANSFORMER}/config.json"] = config

@@ -112,7 +112,10 @@ class _Reader:
             if any(part in name for name in self.shapes):
                 raise self._error(f"is {what}")
         if not self._has(UNET):
-            raise self._error("has no UNet (model.diffusion_model.…); take the whole checkpoint")
+            raise self._error(
+                "has no UNet (model.diffusion_model.…): take the whole checkpoint; a transformer "
+                "alone goes into transformer, beside a folder of its kind as model"
+            )
         if not self._has(VAE):
             raise self._error("has no autoencoder (first_stage_model.…); take one with a baked VAE")
         if self._has(OPEN_CLIP_2):
