@@ -23,7 +23,7 @@ BUDGET: dict[str, int] = {
     "api": 9_360,
     "benchmarks": 10_200,
     "cell": 1_150,
-    "cli": 8_489,
+    "cli": 8_470,
     "codec": 400,
     "compat": 111,
     "config": 3_080,
@@ -47,7 +47,7 @@ BUDGET: dict[str, int] = {
     "root": 50,
     "simulator": 7_570,
     "storage": 950,
-    "tests": 95_250,
+    "tests": 95_205,
     "transport": 1_450,
 }
 

@@ -136,7 +136,7 @@ def test_an_input_that_the_engine_does_not_give_is_refused_by_its_key(
     ) as error:
         load_model(pool(copy))
     assert "unet" in str(error.value)
-    check_unet_config(zoo.model("sd").executor._unet.config)
+    check_unet_config(zoo.model("sd").executor._model.config)
 
 
 def test_a_schedule_of_another_kind_is_refused(copy: Path) -> None:

@@ -48,7 +48,7 @@ _STRENGTH = 0.3
 
 def shapes(model: LoadedModel, height: int, width: int) -> list[tuple[int, int, int]]:
     """Channels, height and width of every skip connection and of the middle."""
-    config: Any = model.executor._unet.config  # type: ignore[attr-defined]
+    config: Any = model.executor._model.config  # type: ignore[attr-defined]
     channels, layers = config.block_out_channels, config.layers_per_block
     found = [(channels[0], height, width)]
     for index, width_of in enumerate(channels):

@@ -7,14 +7,15 @@ subtracted.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from ray_cluster.compat import is_offloaded
-from ray_cluster.engine.adapters.deltas import LayerDeltas
+from ray_cluster.engine.adapters.deltas import LayerDeltas, bound_deltas, layers_of
+from ray_cluster.engine.adapters.grouping import Delta
 from ray_cluster.engine.adapters.low_rank import LowRank
 from ray_cluster.engine.adapters.weight_parts import HeldWeight, WeightPart, parts_of
 from ray_cluster.errors import ModelUnsupported
@@ -114,6 +115,31 @@ class MergedWeights:
             one.weight.tensor, one.other = one.other, one.weight.tensor
         self.is_in = not self.is_in
         self.on_exchange()
+
+
+class AdaptedModel:
+    """What executors of all families do for deltas of their model's layers."""
+
+    _model: nn.Module
+    # what these make of a prompt is kept: it would be another one with other weights
+    _of_prompts: Collection[nn.Module]
+
+    @property
+    def layers(self) -> Mapping[str, nn.Linear | nn.Conv2d]:
+        """The layers that :meth:`bind` knows."""
+        return layers_of(self._model)
+
+    def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
+        """Return deltas for requests of this model; any linear layer and convolution may have one.
+
+        Raises:
+            ModelUnsupported: a path names no such layer.
+        """
+        return bound_deltas(self._model, deltas)
+
+    def merged(self, deltas: LayerDeltas) -> MergedWeights:
+        """Return weights with a request's deltas in them; see :meth:`Executor.merged`."""
+        return MergedWeights(deltas, unmerged=self._of_prompts)
 
 
 def _checked(layer: nn.Module, delta: object) -> LowRank:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers import FluxTransformer2DModel, SD3Transformer2DModel
-from torch import Tensor, nn
+from torch import Tensor
 
-from ray_cluster.engine.adapters.deltas import (
-    LayerDeltas,
-    RowDeltas,
-    adding,
-    bound_deltas,
-    layers_of,
-)
-from ray_cluster.engine.adapters.grouping import Delta
-from ray_cluster.engine.adapters.merged_weights import MergedWeights
+from ray_cluster.engine.adapters.deltas import LayerDeltas, RowDeltas, adding
+from ray_cluster.engine.adapters.merged_weights import AdaptedModel
 from ray_cluster.engine.dit.active import TokenRows
 from ray_cluster.engine.dit.attention import AttentionKind, attention_for, start_attention
 from ray_cluster.engine.dit.config import check_dit_config, check_dit_layers
@@ -96,7 +89,7 @@ class EncodedHalf:
     streams: Parted
 
 
-class DiTExecutor:
+class DiTExecutor(AdaptedModel):
     """Runs the weights of a diffusers SD3 or FLUX transformer over packed tokens.
 
     The first half is what comes before the first block: that is where a ControlNet of these
@@ -170,23 +163,6 @@ class DiTExecutor:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
         factor = self._vae_scale_factor
         return (self._lean.channels, height_px // factor, width_px // factor)
-
-    @property
-    def layers(self) -> Mapping[str, nn.Linear | nn.Conv2d]:
-        """The layers that :meth:`bind` knows."""
-        return layers_of(self._model)
-
-    def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
-        """Return deltas for requests of this model; any linear layer and convolution may have one.
-
-        Raises:
-            ModelUnsupported: a path names no such layer.
-        """
-        return bound_deltas(self._model, deltas)
-
-    def merged(self, deltas: LayerDeltas) -> MergedWeights:
-        """Return weights with a request's deltas in them; see :meth:`Executor.merged`."""
-        return MergedWeights(deltas, unmerged=self._of_prompts)
 
     def prepare(
         self, conditioning: Conditioning, deltas: LayerDeltas | None = None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
 from diffusers import UNet2DConditionModel
-from torch import Tensor, nn
+from torch import Tensor
 
-from ray_cluster.engine.adapters.deltas import LayerDeltas, bound_deltas, layers_of
-from ray_cluster.engine.adapters.grouping import Delta
-from ray_cluster.engine.adapters.merged_weights import MergedWeights
+from ray_cluster.engine.adapters.deltas import LayerDeltas
+from ray_cluster.engine.adapters.merged_weights import AdaptedModel
 from ray_cluster.engine.step.executor import Residuals, StepBatch
 from ray_cluster.engine.step.model_rows import guide
 from ray_cluster.engine.step.rings import Rings, part_of, whole_ring
@@ -22,7 +21,7 @@ from ray_cluster.engine.unet.encoder import EncodedHalf, PreparedPrompt, UNetEnc
 from ray_cluster.engine.unet.grids import level_rows
 
 
-class UNetExecutor:
+class UNetExecutor(AdaptedModel):
     """Runs the weights of a diffusers ``UNet2DConditionModel`` in two halves over flat matrices.
 
     Args:
@@ -39,7 +38,7 @@ class UNetExecutor:
         self, unet: UNet2DConditionModel, *, vae_scale_factor: int, device: torch.device
     ) -> None:
         check_unet_config(unet.config)
-        self._unet = unet
+        self._model: UNet2DConditionModel = unet
         self._lean: LeanUNet = build_lean(unet)
         self._encoder = UNetEncoder(unet, self._lean, device=device)
         self._of_prompts = prompt_layers(unet)
@@ -63,7 +62,7 @@ class UNetExecutor:
     @property
     def num_conditions(self) -> int:
         """Channels of an inpainting UNet's input beside the latents; none of others."""
-        return int(self._unet.config.in_channels - self._unet.config.out_channels)
+        return int(self._model.config.in_channels - self._model.config.out_channels)
 
     @property
     def num_outer(self) -> range:
@@ -78,24 +77,7 @@ class UNetExecutor:
     def latent_shape(self, width_px: int, height_px: int) -> tuple[int, int, int]:
         """Return ``(C, H, W)`` of the latents of an image of that size."""
         factor = self._vae_scale_factor
-        return (self._unet.config.out_channels, height_px // factor, width_px // factor)
-
-    @property
-    def layers(self) -> Mapping[str, nn.Linear | nn.Conv2d]:
-        """The layers that :meth:`bind` knows."""
-        return layers_of(self._unet)
-
-    def bind(self, deltas: Mapping[str, Delta]) -> LayerDeltas:
-        """Return deltas for requests of this model; any linear layer and convolution may have one.
-
-        Raises:
-            ModelUnsupported: a path names no such layer.
-        """
-        return bound_deltas(self._unet, deltas)
-
-    def merged(self, deltas: LayerDeltas) -> MergedWeights:
-        """Return weights with a request's deltas in them; see :meth:`Executor.merged`."""
-        return MergedWeights(deltas, unmerged=self._of_prompts)
+        return (self._model.config.out_channels, height_px // factor, width_px // factor)
 
     def prepare(
         self, conditioning: Conditioning, deltas: LayerDeltas | None = None
