@@ -30,7 +30,7 @@ BUDGET: dict[str, int] = {
     "control": 1_010,
     "deployments": 1_900,
     "dispatch": 6_740,
-    "engine": 18_119,
+    "engine": 18_103,
     "errors": 160,
     "imaging": 2_390,
     "jobs": 3_650,

@@ -30,17 +30,18 @@ _NAMES = [
 @pytest.mark.parametrize("name", _NAMES)
 def test_a_quick_run_of_each_section(tmp_path: Path, name: str) -> None:
     path = tmp_path / "results" / "quick.json"
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.run", "--quick", "--only", name, "--out", str(path)],
-        cwd=ROOT,
-        env=os.environ | {"COLUMNS": "130"},
-        capture_output=True,
-        text=True,
-        timeout=1700,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-5000:]
-    assert "written: " in done.stdout
+    words = [sys.executable, "-m", "benchmarks.run", "--quick", "--only", name, "--out", str(path)]
+    more = {"cwd": ROOT, "env": os.environ | {"COLUMNS": "130"}, "stderr": subprocess.STDOUT}
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, **more) as process:
+        try:
+            said, _ = process.communicate(timeout=1700)
+        except BaseException:
+            # cut off: killed, it would leave the service that it has started
+            process.terminate()
+            process.communicate(timeout=90)
+            raise
+    assert process.returncode == 0, said[-9000:]
+    assert "written: " in said
     result = json.loads(path.read_text())
     assert result["quick"]
     assert {"machine", "commit", "versions", "load_before", "load_after"} <= result.keys()

@@ -96,7 +96,7 @@ def shown_by_all(service: Service, document: Document) -> str:
     return shown
 
 
-def caps_of_the_first(shown: str) -> list[str]:
+def caps_of_first(shown: str) -> list[str]:
     """What ``settings show`` says of the replicas of the first pool."""
     return re.findall(r" of shapes-sd: \w+, (.*)$", shown, re.MULTILINE)
 
@@ -112,7 +112,7 @@ def add_a_pool(service: Service, document: Document) -> None:
     assert document.path.read_text() == wanted.read_text()
     assert call(service, model="draft").status_code == 200
     shown = shown_by_all(service, document)
-    assert caps_of_the_first(shown) == ["max_batch 2, max_in_flight 4"] * 2
+    assert caps_of_first(shown) == ["max_batch 2, max_in_flight 4"] * 2
     assert shown.count(" of draft: ") == 1
     assert API_KEY not in shown
 
@@ -126,8 +126,7 @@ def remove_it(service: Service, document: Document) -> None:
     said = settings_command(service, "apply", wanted)
     assert "applied by 2 gateway(s) and " in said
     assert "pool draft: stopped" in said
-    shown = shown_by_all(service, document)
-    assert caps_of_the_first(shown) == ["max_batch 8, max_in_flight 8"] * 2
+    assert caps_of_first(shown_by_all(service, document)) == ["max_batch 8, max_in_flight 8"] * 2
     wait_for(is_answered(service, 404, model="draft"), "the model's end")
 
 

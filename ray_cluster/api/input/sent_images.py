@@ -378,5 +378,6 @@ def no_file(name: str) -> InvalidRequest:
 
 
 def _no_image() -> InvalidRequest:
-    how = "send the image to edit. For images from text alone use /v1/images/generations"
+    how = "send the one to edit (of a form as the part 'image', several as parts of that name), "
+    how += "or use /v1/images/generations for images from text alone"
     return missing("image", how)

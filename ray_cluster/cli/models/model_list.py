@@ -37,13 +37,13 @@ def print_served(console: Console, url: str, api_key: str | None) -> None:
         served = service.models()
     console.print(f"\nserved at {service.base}", markup=False)
     for model in served:
-        samplers = ", ".join(model.max_steps_by_sampler)
+        more = f"samplers: {', '.join(model.max_steps_by_sampler)}; engine: {model.engine}"
         _print(
             console,
             model.id,
             f"{model.family}, {model.default_size} unless a call says otherwise",
             f"sides of {model.min_px} to {model.max_px} px in steps of {model.size_multiple_px}; "
-            f"samplers: {samplers}",
+            f"{more}; images of an edit: at most {model.max_input_images}",
         )
 
 

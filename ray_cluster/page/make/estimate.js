@@ -23,10 +23,10 @@ export class Estimates {
   }
 
   /** The call has changed. */
-  later(wait_ms = PAUSE_MS) {
+  later(waitMs = PAUSE_MS) {
     if (!this.#isOffered) return;
     clearTimeout(this.#timer);
-    this.#timer = setTimeout(() => this.#ask(), wait_ms);
+    this.#timer = setTimeout(() => this.#ask(), waitMs);
   }
 
   async #ask() {
@@ -34,8 +34,8 @@ export class Estimates {
     const body = this.body();
     if (!body.prompt) return this.#show("");
     const about = JSON.stringify({ ...body, prompt: "" });
-    const left_ms = this.#known.until - performance.now();
-    if (about === this.#known.about && left_ms > 0) return this.later(left_ms);
+    const leftMs = this.#known.until - performance.now();
+    if (about === this.#known.about && leftMs > 0) return this.later(leftMs);
     this.#asking = true;
     try {
       this.#show(wordsOf(await callJson("v1/images/estimate", { json: body })));
