@@ -20,7 +20,7 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 9_360,
+    "api": 9_372,
     "benchmarks": 10_200,
     "cell": 1_150,
     "cli": 8_470,
@@ -30,7 +30,7 @@ BUDGET: dict[str, int] = {
     "control": 1_010,
     "deployments": 1_900,
     "dispatch": 6_740,
-    "engine": 18_103,
+    "engine": 18_097,
     "errors": 160,
     "imaging": 2_390,
     "jobs": 3_650,

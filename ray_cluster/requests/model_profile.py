@@ -38,6 +38,8 @@ class ModelProfile:
         prompt_digest: of the tokenizers that count; empty where only replicas can count.
         edits: what it makes of images; inpainting models need a mask.
         max_references: most pictures that it looks at beside the prompt; 0 for none.
+        max_masked_references: most of an edit with a mask, with the one that is edited; None for
+            `max_references`.
         min_references: fewest; with 1, it makes nothing from text alone.
         max_reference_px: most pixels of each, to which larger ones are scaled down.
         min_reference_px: fewest, to which smaller ones are scaled up.
@@ -67,6 +69,7 @@ class ModelProfile:
     prompt_digest: str = ""
     edits: EditKind = "any"
     max_references: int = 0
+    max_masked_references: int | None = None
     min_references: int = 0
     max_reference_px: int = 1024 * 1024
     min_reference_px: int = 0

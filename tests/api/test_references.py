@@ -47,7 +47,7 @@ def fake() -> FakeDispatcherClient:
         max_references=16,
         max_reference_px=128 * 64,
     )
-    both = replace(eyes, model="both", edits="any", max_references=2)
+    both = replace(eyes, model="both", edits="any", max_references=3, max_masked_references=2)
     square = replace(eyes, model="square", min_reference_side_px=64, max_reference_ratio=8)
     return FakeDispatcherClient(shapes_profile(), eyes, both, square)
 
@@ -140,12 +140,7 @@ async def test_a_mask_is_of_the_first(http: httpx.AsyncClient, fake: FakeDispatc
     ("images", "fields", "param", "says"),
     [
         ((IMAGE, ODD), {"model": "shapes"}, "image", "shapes takes 1. So many are taken by: eyes"),
-        (
-            (IMAGE,) * 3,
-            {"model": "both"},
-            "image",
-            "both takes 2. So many are taken by: eyes",
-        ),
+        ((IMAGE,) * 4, {"model": "both"}, "image", "takes 3. So many are taken by: eyes"),
         ((IMAGE,) * 17, {}, "image[]", "at most 16 are allowed"),
         ((IMAGE,), {"mask": MASK}, "mask", "changes no part of one"),
         ((IMAGE, ODD), {"mask": mask_of(None, 50, 70), "model": "both"}, "mask", "same size"),
@@ -193,9 +188,18 @@ async def test_too_many_are_refused_before_any_is_decoded(http: httpx.AsyncClien
 
 async def test_cards_say_how_many(http: httpx.AsyncClient) -> None:
     cards = (await http.get("/v1/models")).json()["data"]
-    found = {one["id"]: (one["edits"], one["max_input_images"]) for one in cards}
-    eyes = dict.fromkeys(("eyes", "square"), ("none", 16))
-    assert found == {"shapes": ("any", 1), "both": ("any", 2)} | eyes
+    names = ("edits", "max_input_images", "max_masked_input_images")
+    found = {one["id"]: tuple(one[name] for name in names) for one in cards}
+    eyes = dict.fromkeys(("eyes", "square"), ("none", 16, 0))
+    assert found == {"shapes": ("any", 1, 1), "both": ("any", 3, 2)} | eyes
+
+
+async def test_fewer_may_be_taken_with_a_mask(http: httpx.AsyncClient) -> None:
+    """For a job, too: it would be accepted, and fail."""
+    for url in (EDITS, JOBS):
+        reply = await http.post(url, files=form((IMAGE,) * 3, model="both", mask=MASK))
+        check_error(reply, 400, code="invalid_value", param="image")
+        assert "both takes 2 with a mask" in error_of(reply)["message"]
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 16])

@@ -19,14 +19,13 @@ from diffusers.pipelines.qwenimage21 import pipeline_qwenimage21
 from PIL import Image
 
 from ray_cluster.engine.pipelines import loading
-from ray_cluster.engine.pipelines.loading import load_pipeline
+from ray_cluster.engine.pipelines.loading import inspect_pipeline, load_pipeline
 from ray_cluster.engine.pipelines.measuring import check_largest
 from ray_cluster.engine.stages.autoencoder import Pixels
-from ray_cluster.errors import InvalidRequest
 from tests.engine.random_families import save_family
 from tests.engine.random_pipelines import SAVE_EDITORS, save_klein
 from tests.engine.test_called_families import as_pixels
-from tests.engine.test_called_pictures import as_images, edited, looking, runner_of
+from tests.engine.test_called_pictures import as_images, edited, looking
 from tests.engine.test_called_pipelines import pool_of, wanted
 
 ELSEWHERE: dict[str, Callable[[Path], Path]] = {
@@ -196,11 +195,8 @@ def test_another_picture_is_looked_at_beside_a_mask(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "most"), [("Flux2KleinPipeline", 1), ("QwenImageEditPipeline", 0)]
 )
-def test_more_pictures_beside_a_mask_are_refused(kind: str, most: int, tmp_path: Path) -> None:
+def test_the_profile_says_how_many_pictures_are_seen_beside_a_mask(
+    kind: str, most: int, tmp_path: Path
+) -> None:
     ELSEWHERE[kind](tmp_path)
-    runner = runner_of(load_pipeline(pool_of(tmp_path)))
-    request, sent = edited(0.75, is_masked=True)
-    names, pictures = looking(most + 2)
-    request = replace(request, references=names.references)
-    with pytest.raises(InvalidRequest, match=f"looks at {most} more image"):
-        runner.submit(request, deadline_s=1.0, pixels=replace(sent, references=pictures.references))
+    assert inspect_pipeline(pool_of(tmp_path)).profile.max_masked_references == 1 + most

@@ -83,6 +83,9 @@ class ModelCard(BaseModel):
         "`diffusers`: a pipeline as it is, an image a call, which starts over when it is stopped."
     )
     max_input_images: int = Field(description="(extension) Most images of an edit; 0: none.")
+    max_masked_input_images: int = Field(
+        description="(extension) Most images of an edit with a mask; 0: it takes no mask."
+    )
     needs_image: bool = Field(description="(extension) Whether it makes nothing from text alone.")
     fewer_steps: FewerStepsCard | None = Field(
         description="(extension) Where `fidelity` can be other than `exact`; null: nowhere."

@@ -24,24 +24,39 @@ def max_input_images(profile: ModelProfile) -> int:
     return max(min(profile.max_references, MAX_INPUT_IMAGES), int(profile.edits != "none"))
 
 
+def max_masked_input_images(profile: ModelProfile) -> int:
+    """Return how many with a mask, the one that it is for included; 0 if it takes no mask."""
+    if profile.edits == "none":
+        return 0
+    return min(max_input_images(profile), profile.max_masked_references or MAX_INPUT_IMAGES)
+
+
 def check_number(
     num_images: int,
     param: str,
     profile: ModelProfile,
     profiles: Mapping[str, ModelProfile] | None = None,
+    *,
+    is_masked: bool = False,
 ) -> None:
     """Refuse more images than a model takes.
 
     Args:
         profiles: of all models, for advice.
+        is_masked: whether the first of them is edited with a mask.
 
     Raises:
         InvalidRequest: with both numbers, and the models that take so many.
     """
     most = max_input_images(profile)
+    # one that takes no mask refuses it later
+    if is_masked := is_masked and profile.edits != "none":
+        most = max_masked_input_images(profile)
     if num_images <= max(1, most):
         return
     takes = f"takes {most}" if most else "makes images from text alone here"
+    if is_masked:
+        takes += " with a mask, the one that is edited among them"
     others = [name for name, one in (profiles or {}).items() if max_input_images(one) >= num_images]
     advice = f"So many are taken by: {', '.join(others)}." if others else ""
     if profiles is not None and not others:

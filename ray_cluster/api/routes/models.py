@@ -18,7 +18,7 @@ from ray_cluster.api.output.resource_schemas import (
     StepsByFidelity,
     UpscaleCard,
 )
-from ray_cluster.api.resolve.references import max_input_images
+from ray_cluster.api.resolve.references import max_input_images, max_masked_input_images
 from ray_cluster.config.sections.cascades import CascadeConfig
 from ray_cluster.config.sections.loras import LORA_NAME
 from ray_cluster.policies.fidelity import FewerSteps, StepTable
@@ -127,6 +127,7 @@ def _card(profile: ModelProfile, controlnets: list[str], upscale: UpscaleCard | 
         edits=profile.edits,
         engine=profile.engine,
         max_input_images=max_input_images(profile),
+        max_masked_input_images=max_masked_input_images(profile),
         needs_image=profile.edits == "masked" or profile.min_references > 0,
         controlnets=controlnets,
         upscale=upscale,

@@ -194,6 +194,7 @@ def _looking(profile: ModelProfile, facts: PipelineFacts, pool: PoolConfig) -> M
     return replace(
         profile,
         max_references=looks.most if wanted is None else wanted,
+        max_masked_references=1 + facts.most_beside_edit,
         min_references=least,
         max_reference_px=SEEN_PX if looks.is_fixed else min(SEEN_PX, most_px),
         min_reference_px=SEEN_PX if looks.is_fixed else 0,

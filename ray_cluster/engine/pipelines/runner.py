@@ -170,13 +170,6 @@ class CallRunner:
         facts, sent = self.model.facts, pixels or SentPixels()
         is_edit, is_looking = request.edit is not None, bool(request.references)
         is_other = (is_edit and facts.edits is None) or (is_looking and facts.looks is None)
-        if is_edit and len(request.references) > 1 + (most := facts.most_beside_edit):
-            raise InvalidRequest(
-                f"The model {request.model!r} looks at {most} more image{'s' * (most != 1)} beside "
-                f"the one that is edited with a mask; given {len(request.references) - 1}. Send "
-                "fewer, or no mask.",
-                param="image",
-            )
         if adapters is not None or maps or is_other:
             raise InvalidRequest(
                 f"The model {request.model!r} is run call by call: it takes no LoRAs, no "
