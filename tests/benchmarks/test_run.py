@@ -73,7 +73,6 @@ def test_an_unknown_section_is_refused_and_patterns_name_several(
         main(["--only", "engine,nonsense"])
     error = capsys.readouterr().err
     assert "['nonsense']; allowed: engine, sizes, overhead, family, groups, kernels" in error
-    # before anything is measured
     assert main(["--quick", "--only", "trans*", "--out", str(tmp_path)]) == 2
     assert "Is a directory" in capsys.readouterr().err
     path = tmp_path / "out.json"
