@@ -6,12 +6,11 @@ import argparse
 import os
 import signal
 import sys
-import time
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 # before torch is imported: one thread is compared with one thread
@@ -80,11 +79,15 @@ SECTIONS: dict[str, Measured] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sections; return the exit status: 1 if something is wrong in one."""
     options = _parse(arguments)
-    console, started = wide_console(), datetime.now(UTC)
-    result = describe_run("ray-cluster benchmarks 3", quick=options.quick, started=started)
-    started_s = time.monotonic()
+    console, started, study = wide_console(), datetime.now(UTC), Study(quick=options.quick)
     path = options.out or RESULTS / f"{started:%Y-%m-%d_%H%M%S}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a", encoding="utf-8").close()
+    except OSError as error:
+        print(f"error: --out {path}: {error}", file=sys.stderr)
+        return 2
+    result = describe_run("ray-cluster benchmarks 3", quick=options.quick, started=started)
     sections: dict[str, Section] = {}
     plots: list[tuple[Section, Plot]] = []
     warnings.filterwarnings("ignore", category=FutureWarning)
@@ -94,16 +97,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in options.only:
                 study = Study(quick=options.quick, report=bar.of(name))
                 sections[name] = study.found
-                module, _, function = SECTIONS[name].by.partition(":")
-                measure = getattr(import_module(f"benchmarks.{module}"), function)
+                measure = resolve_name(f"benchmarks.{SECTIONS[name].by}")
                 study.say(0.0, "starting")
                 measure(study, *SECTIONS[name].arguments)
                 study.say(1.0, "done")
                 plots += [(study.found, plot) for plot in study.plots]
+    except KeyboardInterrupt:
+        study.fail("stopped before its end")
     finally:
         # a section that fails does not cost the figures of those before it
         result |= {"load_after": load_now(), "sections": sections}
-        result["duration_s"] = round(time.monotonic() - started_s, 1)
+        result["duration_s"] = round((datetime.now(UTC) - started).total_seconds(), 1)
         path.write_text(as_json(result), encoding="utf-8")
     if plots:
         draw(result, plots, path.with_suffix(".png"))

@@ -30,6 +30,7 @@ _MEASURED = {
     "repeats": "repeats",
     "seed": "seed",
     "steps": "steps",
+    "guidance": "guidance",
 }
 
 
@@ -55,15 +56,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     measure = commands.add_parser("evaluate", help="measure how often prompts are followed")
     measure.add_argument("name", help="a bundled model or part, or a diffusers folder")
     for option in _MEASURED:
-        measure.add_argument(f"--{option}", type=int)
-    measure.add_argument("--guidance", type=float)
+        measure.add_argument(f"--{option}", type=float if option == "guidance" else int)
     measure.add_argument("--out", type=Path, help="folder for evaluation.json and a contact sheet")
     measure.set_defaults(run=_evaluate)
     given = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     try:
         given.run(given)
-    except (ConfigError, FileNotFoundError) as error:
+    except (ConfigError, OSError) as error:
         sys.exit(f"error: {error}")
 
 
@@ -77,7 +77,11 @@ def _train(given: Namespace) -> None:
     # all models but the first build on it; a run that goes on has its base already
     if base is None and given.name != _FIRST_MODEL and not is_run(folder):
         base = builtin_folder(_FIRST_MODEL)
-    run = open_run(folder, seed=given.seed, base=base, device=torch.device(given.device))
+    try:
+        device = torch.zeros(1, device=given.device).device
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"--device {given.device}: {str(error).splitlines()[0]}") from None
+    run = open_run(folder, seed=given.seed, base=base, device=device)
     chosen = [one for one in known if not given.stage or one.name in given.stage]
     if not stages.train(run, chosen, minutes=given.minutes):
         logger.info("stopped; the same command goes on from the checkpoint in %s", folder)
@@ -101,7 +105,6 @@ def _evaluate(given: Namespace) -> None:
         if not (folder / "model_index.json").is_file():
             raise ConfigError(f"{given.name!r} is neither built in nor a diffusers folder")
     values = {name: getattr(given, key.replace("-", "_")) for key, name in _MEASURED.items()}
-    values["guidance"] = given.guidance
     changes = {name: value for name, value in values.items() if value is not None}
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)

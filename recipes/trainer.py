@@ -197,7 +197,7 @@ class RunFolder:
     def wait_while_paused(self, stop: threading.Event) -> None:
         """Wait until the file PAUSE is gone or the run is to stop."""
         if self.is_paused:
-            logger.info("paused: the file PAUSE is in %s; --resume-run removes it", self.path)
+            logger.info("paused: remove the file PAUSE from %s to go on", self.path)
         while self.is_paused and not stop.is_set():
             stop.wait(2.0)
 

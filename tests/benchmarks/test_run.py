@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from signal import SIGINT, raise_signal
 
 import pytest
 
@@ -12,16 +13,12 @@ from benchmarks.run import SECTIONS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 # these start Ray
-_SERVED = {
-    *("service", "load", "cascade", "loras", "controlnets"),
-    *("controller", "controller-turns", "compare"),
-}
-# the same programs on more contenders, and on another mix
-_ALIKE = {"compare-parts", "groups-skewed"}
+_SERVED = {name for name, one in SECTIONS.items() if one.by.startswith("serving.")}
 _NAMES = [
     pytest.param(name, marks=[pytest.mark.ray] if name in _SERVED else [])
     for name in SECTIONS
-    if name not in _ALIKE
+    # the same programs on more contenders, and on another mix
+    if name not in {"compare-parts", "groups-skewed"}
 ]
 
 
@@ -46,8 +43,7 @@ def test_a_quick_run_of_each_section(tmp_path: Path, name: str) -> None:
     assert result["quick"]
     assert {"machine", "commit", "versions", "load_before", "load_after"} <= result.keys()
     found, tables = result["sections"][name], result["sections"][name]["tables"]
-    assert found["what"]
-    assert all(tables.values())
+    assert all([found["what"], *tables.values()])
     match name:
         case "engine":
             assert {row["by"] for row in tables["requests of one size"]} == {
@@ -71,16 +67,19 @@ def test_a_quick_run_of_each_section(tmp_path: Path, name: str) -> None:
 
 
 def test_an_unknown_section_is_refused_and_patterns_name_several(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(SystemExit) as ended:
+    with pytest.raises(SystemExit, match="2"):
         main(["--only", "engine,nonsense"])
-    assert ended.value.code == 2
     error = capsys.readouterr().err
-    assert "nonsense" in error
-    assert "allowed: engine, sizes, overhead, family, groups, kernels" in error
+    assert "['nonsense']; allowed: engine, sizes, overhead, family, groups, kernels" in error
+    assert main(["--quick", "--only", "trans*", "--out", str(tmp_path)]) == 2
+    assert "Is a directory" in capsys.readouterr().err
     path = tmp_path / "out.json"
     assert main(["--quick", "--only", "trans*", "--out", str(path)]) == 0
     [(name, section)] = json.loads(path.read_text())["sections"].items()
     assert name == "transport"
     assert {row["KiB"] for row in section["tables"]["round trips"]} == {108, 4096}
+    monkeypatch.setattr("benchmarks.transport.trips.measure", lambda _: raise_signal(SIGINT))
+    assert main(["--quick", "--only", "trans*", "--out", str(path)]) == 1
+    assert "stopped before its end" in path.read_text()

@@ -54,6 +54,7 @@ def test_other_models_build_on_the_first_and_a_stopped_run_exports_nothing(
     ("arguments", "sentence"),
     [
         (["train", "shapes-sd", "--stage", "vae"], "there is no stage"),
+        (["train", "shapes-sd", "--device", "tpu"], "--device tpu: "),
         (["publish", "shapes-sd", "--run", "nosuch"], "there is no run in nosuch"),
         (["evaluate", "nosuch"], "'nosuch' is neither built in"),
     ],
