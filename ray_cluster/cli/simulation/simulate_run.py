@@ -84,6 +84,8 @@ def _check_folder(out: Path) -> None:
 
 
 def _show(console: Console, report: Report) -> None:
+    if not console.is_terminal:
+        console.width = max(console.width, _FILE_WIDTH)
     console.print(Text.assemble((report.name, "bold"), f": {report.what}"))
     for table in report.tables:
         print_table(console, rich_table(table))
@@ -107,15 +109,11 @@ def _write(out: Path, report: Report, *, with_plots: bool) -> list[Path]:
     figures.unlink(missing_ok=True)
     with text.open("w", encoding="utf-8") as file:
         _show(Console(file=file, width=_FILE_WIDTH, highlight=False), report)
-    plots = _draw(out, report) if with_plots else []
+    plots = list[Path]()
+    if with_plots:
+        plots += [draw_plot(one, out / f"{report.name}-{one.name}.png") for one in report.plots]
+        plots.append(draw_timeline(report.timeline, out / f"{report.name}-timeline.png"))
     part = out / f"{report.name}.json.part"
     part.write_text(json.dumps(report.figures, indent=1) + "\n", encoding="utf-8")
     part.replace(figures)
     return [figures, text, *plots]
-
-
-def _draw(out: Path, report: Report) -> list[Path]:
-    return [
-        *(draw_plot(one, out / f"{report.name}-{one.name}.png") for one in report.plots),
-        draw_timeline(report.timeline, out / f"{report.name}-timeline.png"),
-    ]
