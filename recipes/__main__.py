@@ -25,8 +25,8 @@ _FIRST_MODEL = "shapes-sd"
 # options of an evaluation, and the fields that they set
 _MEASURED = {
     "prompts": "prompts",
-    "other-prompts": "prompts_elsewhere",
-    "bare-prompts": "prompts_bare",
+    "other_prompts": "prompts_elsewhere",
+    "bare_prompts": "prompts_bare",
     "repeats": "repeats",
     "seed": "seed",
     "steps": "steps",
@@ -55,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     put.set_defaults(run=_publish)
     measure = commands.add_parser("evaluate", help="measure how often prompts are followed")
     measure.add_argument("name", help="a bundled model or part, or a diffusers folder")
-    for option in _MEASURED:
-        measure.add_argument(f"--{option}", type=float if option == "guidance" else int)
+    for one in _MEASURED:
+        measure.add_argument(f"--{one.replace('_', '-')}", type=float if one == "guidance" else int)
     measure.add_argument("--out", type=Path, help="folder for evaluation.json and a contact sheet")
     measure.set_defaults(run=_evaluate)
     given = parser.parse_args(arguments)
@@ -69,10 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def _train(given: Namespace) -> None:
     folder = given.out or Path(".runs") / given.name
-    known = stages.MODEL_STAGES[given.name]
-    names = [one.name for one in known]
-    if unknown := sorted({*(given.stage or ())} - {*names}):
-        raise ConfigError(f"there is no stage {unknown}; the stages are {', '.join(names)}")
+    known = {one.name: one for one in stages.MODEL_STAGES[given.name]}
+    if unknown := sorted({*(given.stage or ())} - known.keys()):
+        raise ConfigError(f"there is no stage {unknown}; the stages are {', '.join(known)}")
     base = given.base
     # all models but the first build on it; a run that goes on has its base already
     if base is None and given.name != _FIRST_MODEL and not is_run(folder):
@@ -82,7 +81,7 @@ def _train(given: Namespace) -> None:
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"--device {given.device}: {str(error).splitlines()[0]}") from None
     run = open_run(folder, seed=given.seed, base=base, device=device)
-    chosen = [one for one in known if not given.stage or one.name in given.stage]
+    chosen = [one for name, one in known.items() if not given.stage or name in given.stage]
     if not stages.train(run, chosen, minutes=given.minutes):
         logger.info("stopped; the same command goes on from the checkpoint in %s", folder)
         return
@@ -104,8 +103,9 @@ def _evaluate(given: Namespace) -> None:
         folder = Path(given.name).expanduser()
         if not (folder / "model_index.json").is_file():
             raise ConfigError(f"{given.name!r} is neither built in nor a diffusers folder")
-    values = {name: getattr(given, key.replace("-", "_")) for key, name in _MEASURED.items()}
-    changes = {name: value for name, value in values.items() if value is not None}
+    changes = {_MEASURED[k]: v for k, v in vars(given).items() if k in _MEASURED and v is not None}
+    if changes.get("steps", 1) < 1:
+        raise ConfigError(f"--steps {given.steps}: must be at least 1")
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
     publish.measure(given.name, folder, changes=changes, report=given.out).show()

@@ -45,8 +45,7 @@ def test_other_models_build_on_the_first_and_a_stopped_run_exports_nothing(
     asked: dict[str, Any], tmp_path: Path
 ) -> None:
     main(["train", "outline", "--out", str(tmp_path), "--export", str(tmp_path / "m")])
-    assert asked["stages"] == ["outline"]
-    assert asked["run"].base == builtin_folder("shapes-sd")
+    assert (asked["stages"], asked["run"].base) == (["outline"], builtin_folder("shapes-sd"))
     assert "exported" not in asked
 
 
@@ -57,6 +56,7 @@ def test_other_models_build_on_the_first_and_a_stopped_run_exports_nothing(
         (["train", "shapes-sd", "--device", "tpu"], "--device tpu: "),
         (["publish", "shapes-sd", "--run", "nosuch"], "there is no run in nosuch"),
         (["evaluate", "nosuch"], "'nosuch' is neither built in"),
+        (["evaluate", "shapes-sd", "--steps", "0"], "--steps 0: must be at least 1"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(arguments: list[str], sentence: str) -> None:
