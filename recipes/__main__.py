@@ -104,8 +104,8 @@ def _evaluate(given: Namespace) -> None:
         if not (folder / "model_index.json").is_file():
             raise ConfigError(f"{given.name!r} is neither built in nor a diffusers folder")
     changes = {_MEASURED[k]: v for k, v in vars(given).items() if k in _MEASURED and v is not None}
-    if changes.get("steps", 1) < 1:
-        raise ConfigError(f"--steps {given.steps}: must be at least 1")
+    if not 1 <= changes.get("steps", 1) <= 1000:
+        raise ConfigError(f"--steps {given.steps}: must be from 1 to 1000")
     if given.out is not None:
         given.out.mkdir(parents=True, exist_ok=True)
     publish.measure(given.name, folder, changes=changes, report=given.out).show()

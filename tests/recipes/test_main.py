@@ -56,7 +56,7 @@ def test_other_models_build_on_the_first_and_a_stopped_run_exports_nothing(
         (["train", "shapes-sd", "--device", "tpu"], "--device tpu: "),
         (["publish", "shapes-sd", "--run", "nosuch"], "there is no run in nosuch"),
         (["evaluate", "nosuch"], "'nosuch' is neither built in"),
-        (["evaluate", "shapes-sd", "--steps", "0"], "--steps 0: must be at least 1"),
+        (["evaluate", "shapes-sd", "--steps", "0"], "--steps 0: must be from 1 to 1000"),
     ],
 )
 def test_a_wrong_option_is_one_sentence(arguments: list[str], sentence: str) -> None:
