@@ -6,6 +6,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -79,7 +80,7 @@ SECTIONS: dict[str, Measured] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sections; return the exit status: 1 if something is wrong in one."""
     options = _parse(arguments)
-    console, started, study = wide_console(), datetime.now(UTC), Study(quick=options.quick)
+    console, started, started_s = wide_console(), datetime.now(UTC), time.monotonic()
     path = options.out or RESULTS / f"{started:%Y-%m-%d_%H%M%S}.json"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -88,8 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: --out {path}: {error}", file=sys.stderr)
         return 2
     result = describe_run("ray-cluster benchmarks 3", quick=options.quick, started=started)
-    sections: dict[str, Section] = {}
-    plots: list[tuple[Section, Plot]] = []
+    sections, plots = dict[str, Section](), list[tuple[Section, Plot]]()
     warnings.filterwarnings("ignore", category=FutureWarning)
     bar = Bar(console, {name: SECTIONS[name].seconds for name in options.only})
     try:
@@ -97,17 +97,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
             for name in options.only:
                 study = Study(quick=options.quick, report=bar.of(name))
                 sections[name] = study.found
-                measure = resolve_name(f"benchmarks.{SECTIONS[name].by}")
                 study.say(0.0, "starting")
-                measure(study, *SECTIONS[name].arguments)
+                try:
+                    resolve_name(f"benchmarks.{SECTIONS[name].by}")(
+                        study, *SECTIONS[name].arguments
+                    )
+                except KeyboardInterrupt:
+                    study.fail("stopped before its end")
+                    break
                 study.say(1.0, "done")
                 plots += [(study.found, plot) for plot in study.plots]
-    except KeyboardInterrupt:
-        study.fail("stopped before its end")
     finally:
         # a section that fails does not cost the figures of those before it
         result |= {"load_after": load_now(), "sections": sections}
-        result["duration_s"] = round((datetime.now(UTC) - started).total_seconds(), 1)
+        result["duration_s"] = round(time.monotonic() - started_s, 1)
         path.write_text(as_json(result), encoding="utf-8")
     if plots:
         draw(result, plots, path.with_suffix(".png"))

@@ -20,8 +20,8 @@ MAX_FUNCTION_LINES = 60
 MAX_FILES = 12
 # lines of each room; a commit that raises one says why
 BUDGET: dict[str, int] = {
-    "api": 9_372,
-    "benchmarks": 10_200,
+    "api": 9_370,
+    "benchmarks": 10_203,
     "cell": 1_150,
     "cli": 8_470,
     "codec": 400,

@@ -60,8 +60,7 @@ def resolve_edit(
         InvalidRequest: also for a mask of another size than the image, for what the model makes no
             edits with, and for a strength that leaves no step.
     """
-    is_masked = images.mask is not None
-    check_number(len(images.pictures), "image", profile, is_masked=is_masked)
+    check_number(len(images.pictures), "image", profile, is_masked=images.mask is not None)
     is_looking = looks_at_pictures(fields, images, profile)
     if not is_looking:
         _check_images(images, profile)

@@ -48,10 +48,9 @@ def check_number(
     Raises:
         InvalidRequest: with both numbers, and the models that take so many.
     """
-    most = max_input_images(profile)
-    # one that takes no mask refuses it later
-    if is_masked := is_masked and profile.edits != "none":
-        most = max_masked_input_images(profile)
+    # a model that takes no mask refuses it later
+    is_masked = is_masked and profile.edits != "none"
+    most = max_masked_input_images(profile) if is_masked else max_input_images(profile)
     if num_images <= max(1, most):
         return
     takes = f"takes {most}" if most else "makes images from text alone here"
