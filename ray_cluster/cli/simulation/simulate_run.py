@@ -85,7 +85,7 @@ def _check_folder(out: Path) -> None:
 
 def _show(console: Console, report: Report) -> None:
     if not console.is_terminal:
-        console.width = max(console.width, _FILE_WIDTH)
+        console.width = _FILE_WIDTH
     console.print(Text.assemble((report.name, "bold"), f": {report.what}"))
     for table in report.tables:
         print_table(console, rich_table(table))
@@ -108,7 +108,7 @@ def _write(out: Path, report: Report, *, with_plots: bool) -> list[Path]:
     # removed first and written last, so that where it is, all files are of one run
     figures.unlink(missing_ok=True)
     with text.open("w", encoding="utf-8") as file:
-        _show(Console(file=file, width=_FILE_WIDTH, highlight=False), report)
+        _show(Console(file=file, highlight=False), report)
     plots = list[Path]()
     if with_plots:
         plots += [draw_plot(one, out / f"{report.name}-{one.name}.png") for one in report.plots]
